@@ -1,0 +1,168 @@
+"""The block pool: ``vllm/v1/core/block_pool.py`` and ``FreeKVCacheBlockQueue`` of
+``kv_cache_utils.py``.
+
+Blocks are integers; block 0 is the null block. Keys are integers too (see ``content.py``), and a key
+is looked up per group.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+from hitproof.model.errors import ManagerFault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+NULL = 0
+NO_KEY = -1
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Event:
+    """One KV event. ``tokens``: the content pieces that a stored event lists, ``extra``: per block
+    the salt and LoRA words, ``parent``: the key before the first block (NO_KEY at position 0)."""
+
+    kind: Literal["stored", "removed", "cleared"]
+    group: int | None = None
+    keys: tuple[int, ...] = ()
+    parent: int = NO_KEY
+    tokens: tuple[tuple[str, int, int], ...] = ()
+    block_size: int = 0
+    extra: tuple[tuple[str, ...] | None, ...] | None = None
+    lora: str | None = None
+
+
+class BlockPool:
+    """Ref counts, the free queue in eviction order, and the index from keys to blocks."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        num_groups: int,
+        *,
+        null_block_counted: bool,
+        events_name_group: bool,
+        record_events: bool,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.ref_count = [0] * num_blocks
+        self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        # Per group: key -> blocks that hold it, oldest first. Lookup returns the oldest.
+        self.index: list[dict[int, list[int]]] = [{} for _ in range(num_groups)]
+        self.group_of = [0] * num_blocks
+        self.key_of = [NO_KEY] * num_blocks
+        # Length of the prefix that key_of names, in tokens, counted from its block's own request.
+        self.tokens_of = [0] * num_blocks
+        self.aliases: dict[int, list[int]] = {}
+        self.events: list[Event] = []
+        self._null_block_counted = null_block_counted
+        self._events_name_group = events_name_group
+        self.record_events = record_events
+
+    def find(self, key: int, groups: Sequence[int]) -> list[int] | None:
+        """The oldest block holding ``key`` in each group, or None if a group has none."""
+        found = []
+        for group in groups:
+            holders = self.index[group].get(key)
+            if holders is None:
+                return None
+            found.append(holders[0])
+        return found
+
+    def holds(self, group: int, key: int, block: int) -> bool:
+        """Whether ``block`` is in ``group``'s index under ``key``."""
+        return block in self.index[group].get(key, ())
+
+    def insert(self, group: int, key: int, block: int, tokens: int) -> None:
+        """Enter ``block`` under ``key``: its first key is its own, later ones are aliases."""
+        own = self.key_of[block]
+        if own == NO_KEY:
+            self.key_of[block] = key
+            self.tokens_of[block] = tokens
+            self.group_of[block] = group
+        elif self.holds(group, key, block):
+            return
+        else:
+            self.aliases.setdefault(block, []).append(key)
+        self.index[group].setdefault(key, []).append(block)
+
+    def forget(self, block: int) -> None:
+        """Take ``block`` out of the index under all its keys (``_remove_cached_block_hashes``)."""
+        own = self.key_of[block]
+        if own == NO_KEY:
+            return
+        group = self.group_of[block]
+        index = self.index[group]
+        for key in (own, *self.aliases.pop(block, ())):
+            holders = index[key]
+            if len(holders) == 1:
+                del index[key]
+            else:
+                holders.remove(block)
+            if self.record_events:
+                self.emit(group, Event(kind="removed", keys=(key,)))
+        self.key_of[block] = NO_KEY
+        self.tokens_of[block] = 0
+
+    def emit(self, group: int, event: Event) -> None:
+        """Queue an event of ``group``."""
+        self.events.append(attrs.evolve(event, group=group if self._events_name_group else None))
+
+    def take(self, count: int) -> list[int]:
+        """The first ``count`` free blocks, evicted from the index, with one reference each."""
+        if count > len(self.free_queue):
+            raise ManagerFault("pool exhausted")
+        popitem = self.free_queue.popitem
+        blocks = [popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            if self.key_of[block] != NO_KEY:
+                self.forget(block)
+            self.ref_count[block] = 1
+        return blocks
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """One more reference each; a free block leaves the queue."""
+        ref_count, queue = self.ref_count, self.free_queue
+        for block in blocks:
+            if block == NULL:
+                ref_count[NULL] += self._null_block_counted
+                continue
+            if ref_count[block] == 0:
+                del queue[block]
+            ref_count[block] += 1
+
+    def free(self, blocks: Iterable[int], *, unhashed_first: bool) -> None:
+        """One reference less each. ``blocks`` are in eviction order: they join the tail of the
+        queue in this order, but with ``unhashed_first`` those without a key join the head."""
+        ref_count, queue, key_of = self.ref_count, self.free_queue, self.key_of
+        head: list[int] = []
+        for block in blocks:
+            if block == NULL:
+                ref_count[NULL] -= self._null_block_counted
+                continue
+            ref_count[block] -= 1
+            if ref_count[block] == 0:
+                if unhashed_first and key_of[block] == NO_KEY:
+                    head.append(block)
+                else:
+                    queue[block] = None
+        for block in reversed(head):
+            queue[block] = None
+            queue.move_to_end(block, last=False)
+
+    def reset(self) -> bool:
+        """Empty the index if no block is in use (``reset_prefix_cache``)."""
+        if len(self.free_queue) != self.num_blocks - 1:
+            return False
+        for index in self.index:
+            index.clear()
+        self.aliases.clear()
+        self.key_of = [NO_KEY] * self.num_blocks
+        self.tokens_of = [0] * self.num_blocks
+        if self.record_events:
+            self.events.append(Event(kind="cleared"))
+        return True

@@ -1,0 +1,64 @@
+"""``Target``: anything that can run a trace; ``ModelTarget``: the abstract state machine."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+
+from hitproof.model.errors import BadInput
+from hitproof.model.manager import ModelManager
+from hitproof.model.observation import Run
+from hitproof.model.scheduler import Scheduler
+from hitproof.model.semantics import Semantics
+from hitproof.model.trace import Trace
+
+
+class Target(Protocol):
+    """Something that runs traces. ``sees``: what its runs show, of "hits", "calls" and "state"."""
+
+    @property
+    def name(self) -> str:
+        """For example ``model`` or ``manager (core)``."""
+
+    @property
+    def version(self) -> str:
+        """The vLLM release or tree."""
+
+    @property
+    def sees(self) -> frozenset[str]:
+        """What its runs show."""
+
+    def run(self, trace: Trace) -> Run:
+        """Run one trace from an empty cache."""
+
+
+@attrs.frozen(slots=True)
+class ModelTarget:
+    """Runs traces on the model. ``semantics`` overrides the trace's release."""
+
+    semantics: str | None = None
+    name: str = "model"
+    sees: frozenset[str] = frozenset({"hits", "calls", "state"})
+
+    @property
+    def version(self) -> str:
+        """The release whose rules are applied, or that of each trace."""
+        return self.semantics or "the trace's"
+
+    def run(self, trace: Trace) -> Run:
+        """Run one trace from an empty cache."""
+        trace = under(trace, self.semantics)
+        return Scheduler(trace, ModelManager(trace.config)).run(self.name, trace.config.semantics)
+
+
+def under(trace: Trace, semantics: str | None) -> Trace:
+    """The same trace under another release's rules; BadInput if that release refuses its config."""
+    if semantics is None or semantics == trace.config.semantics:
+        return trace
+    Semantics.of(semantics)
+    try:
+        config = attrs.evolve(trace.config, semantics=semantics)
+    except BadInput as error:
+        raise BadInput(f"this trace does not run under {semantics}: {error}") from None
+    return attrs.evolve(trace, config=config)
