@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import attrs
-
 from hitproof.model.errors import BadInput, NotModelled
 from hitproof.model.groups import Group, GroupRules, rules_of, whole_number
 from hitproof.model.semantics import NEWEST, Semantics
@@ -72,7 +71,11 @@ class CacheConfig:
     def _check_groups(self) -> None:
         if not self.groups:
             raise BadInput("config: groups is empty; give at least one group")
-        if len(self.groups) > 1 and len(set(self.groups)) < self.rules.least_specs and self.enable_prefix_caching:
+        if (
+            len(self.groups) > 1
+            and len(set(self.groups)) < self.rules.least_specs
+            and self.enable_prefix_caching
+        ):
             raise BadInput(
                 f"config: vLLM {self.semantics} needs at least {self.rules.least_specs} different group specs "
                 "when there are several groups; give one group, or groups that differ"
@@ -80,8 +83,12 @@ class CacheConfig:
         chunked = any(group.kind == "chunked_local" for group in self.groups)
         if chunked and self.enable_prefix_caching:
             if self.use_eagle:
-                raise BadInput("config: vLLM refuses EAGLE with chunked local attention; set use_eagle to false")
-            if any(g.kind == "chunked_local" and g.block_size != self.scheduler_block_size for g in self.groups):
+                raise BadInput(
+                    "config: vLLM refuses EAGLE with chunked local attention; set use_eagle to false"
+                )
+            if any(
+                g.kind == "chunked_local" and g.block_size != self.scheduler_block_size for g in self.groups
+            ):
                 raise BadInput(
                     "config: vLLM refuses chunked local attention whose block_size is not the scheduler block "
                     f"size ({self.scheduler_block_size}); give all groups one block size"
@@ -89,7 +96,9 @@ class CacheConfig:
         if self.use_eagle and self.rules.eagle_window_alignment == "refused":
             size = self.scheduler_block_size
             if any(g.kind == "sliding_window" and g.block_size != size for g in self.groups):
-                raise BadInput(f"config: vLLM {self.semantics} refuses EAGLE with different block sizes; make them equal")
+                raise BadInput(
+                    f"config: vLLM {self.semantics} refuses EAGLE with different block sizes; make them equal"
+                )
         if any(group.extra_retained_tokens for group in self.groups) and not self.rules.retained_tokens:
             raise BadInput(f"config: extra_retained_tokens needs vLLM 0.28.0 or newer, not {self.semantics}")
 
@@ -101,7 +110,9 @@ class CacheConfig:
         if len(self.groups) == 1 and sizes != {self.hash_block_size}:
             raise BadInput(f"config: with one group, hash_block_size must be its block_size ({sizes.pop()})")
         if any(size % self.hash_block_size for size in sizes):
-            raise BadInput(f"config: hash_block_size {self.hash_block_size} must divide every group's block_size ({sorted(sizes)})")
+            raise BadInput(
+                f"config: hash_block_size {self.hash_block_size} must divide every group's block_size ({sorted(sizes)})"
+            )
 
     def _check_retention(self) -> None:
         if self.retention_interval == DEFAULT:
@@ -111,10 +122,14 @@ class CacheConfig:
             return
         whole_number("config: retention_interval (null means dense)", interval, 0)
         if not self.rules.retention:
-            raise BadInput(f"config: retention_interval needs vLLM 0.23.0 or newer, not {self.semantics}; set it to null")
+            raise BadInput(
+                f"config: retention_interval needs vLLM 0.23.0 or newer, not {self.semantics}; set it to null"
+            )
         windowed = any(group.kind == "sliding_window" for group in self.groups)
         if not windowed and not (interval == 0 and self.rules.retention_zero_without_window):
-            raise BadInput(f"config: vLLM {self.semantics} refuses retention_interval {interval} without a sliding_window group")
+            raise BadInput(
+                f"config: vLLM {self.semantics} refuses retention_interval {interval} without a sliding_window group"
+            )
         if interval % self.scheduler_block_size:
             raise BadInput(
                 f"config: retention_interval {interval} must be a multiple of the scheduler block size ({self.scheduler_block_size})"
@@ -196,7 +211,9 @@ def _groups_to_json(groups: tuple[Group, ...]) -> list[dict[str, Any]]:
         if group == last:
             out[-1]["count"] = out[-1].get("count", 1) + 1
             continue
-        out.append({name: getattr(group, name) for name in _GROUP_FIELDS if getattr(group, name) not in (None, 0)})
+        out.append(
+            {name: getattr(group, name) for name in _GROUP_FIELDS if getattr(group, name) not in (None, 0)}
+        )
         last = group
     return out
 
@@ -210,9 +227,13 @@ def _groups_from_json(data: object) -> tuple[Group, ...]:
             raise BadInput(f"config: groups[{i}] must be an object, not {item!r}")
         for name in item:
             if name in NOT_MODELLED:
-                raise NotModelled(f"config: groups[{i}]: {NOT_MODELLED[name]} is not modelled; remove {name!r}")
+                raise NotModelled(
+                    f"config: groups[{i}]: {NOT_MODELLED[name]} is not modelled; remove {name!r}"
+                )
             if name not in (*_GROUP_FIELDS, "count"):
-                raise BadInput(f"config: groups[{i}]: unknown field {name!r}; known: {', '.join((*_GROUP_FIELDS, 'count'))}")
+                raise BadInput(
+                    f"config: groups[{i}]: unknown field {name!r}; known: {', '.join((*_GROUP_FIELDS, 'count'))}"
+                )
         for name in ("kind", "block_size"):
             if name not in item:
                 raise BadInput(f"config: groups[{i}]: {name} is missing")

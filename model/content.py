@@ -13,7 +13,6 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 import attrs
-
 from hitproof.model.errors import BadInput
 
 if TYPE_CHECKING:
@@ -22,7 +21,9 @@ if TYPE_CHECKING:
 Piece = tuple[str, int, int]
 """(stream, first token, one past the last token)."""
 
-_SPAN = re.compile(r"(?P<stream>[A-Za-z_][A-Za-z0-9_.-]*)(?::(?P<length>\d+)|\[(?P<start>\d+):(?P<stop>\d+)\])\Z")
+_SPAN = re.compile(
+    r"(?P<stream>[A-Za-z_][A-Za-z0-9_.-]*)(?::(?P<length>\d+)|\[(?P<start>\d+):(?P<stop>\d+)\])\Z"
+)
 _OUTPUT = re.compile(r"@(?P<request>[A-Za-z0-9_.-]+)\Z")
 NAME = re.compile(r"[A-Za-z0-9_.-]+\Z")
 

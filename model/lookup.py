@@ -1,12 +1,12 @@
 """The combined prefix-cache lookup: ``vllm/v1/core/kv_cache_coordinator.py``,
-``HybridKVCacheCoordinator`` and ``UnitaryKVCacheCoordinator``."""
+``HybridKVCacheCoordinator`` and ``UnitaryKVCacheCoordinator``.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import attrs
-
 from hitproof.model.observation import Lookup
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 class Manager(Protocol):
     """A KV-cache manager at the height of vLLM's ``KVCacheManager``. Raises ManagerFault where
-    vLLM's manager would raise."""
+    vLLM's manager would raise.
+    """
 
     def add(self, request: Request) -> tuple[int, ...]:
         """Make the request known; returns its block keys so far."""
@@ -80,12 +81,15 @@ class ModelManager:
         self.tables: list[dict[str, list[int]]] = [{} for _ in config.groups]
         self.written: list[dict[str, int]] = [{} for _ in config.groups]
         self.writer = Writer(config, self.pool, self.groups, self.tables, self.written)
-        self._caps = tuple(rules.admission_cap(config.max_num_batched_tokens, config.max_model_len) for rules in self.groups)
+        self._caps = tuple(
+            rules.admission_cap(config.max_num_batched_tokens, config.max_model_len) for rules in self.groups
+        )
         policy = semantics.unhashed_first
         splits = policy != "never" and (config.enable_prefix_caching or policy != "every_group_if_caching")
         self._unhashed_first_when_skipped = splits
         self._unhashed_first_when_freed = tuple(
-            splits and (policy != "window_groups" or group.kind == "sliding_window") for group in config.groups
+            splits and (policy != "window_groups" or group.kind == "sliding_window")
+            for group in config.groups
         )
 
     def add(self, request: Request) -> tuple[int, ...]:
@@ -123,11 +127,15 @@ class ModelManager:
         cap = config.rules.admission_cap
         if must_fit:
             full = min(request.num_tokens, config.max_model_len)
-            if self._blocks_needed(request, full, adopted, total, capped=cap != "none") + spare > len(pool.free_queue):
+            if self._blocks_needed(request, full, adopted, total, capped=cap != "none") + spare > len(
+                pool.free_queue
+            ):
                 return None
         wanted = min(total + new_tokens, config.max_model_len)
         self._give_back_skipped(request, total)
-        if self._blocks_needed(request, wanted, adopted, local, capped=cap == "always") + spare > len(pool.free_queue):
+        if self._blocks_needed(request, wanted, adopted, local, capped=cap == "always") + spare > len(
+            pool.free_queue
+        ):
             return None
         if any(adopted):
             self._adopt(request, adopted, local)
@@ -141,7 +149,9 @@ class ModelManager:
             self.writer.write(request, self.keys[request.id], min(total + new_tokens, request.num_tokens))
         return tuple(new)
 
-    def _blocks_needed(self, request: Request, tokens: int, adopted: Tables, computed: int, *, capped: bool) -> int:
+    def _blocks_needed(
+        self, request: Request, tokens: int, adopted: Tables, computed: int, *, capped: bool
+    ) -> int:
         """``get_num_blocks_to_allocate``: new blocks plus hit blocks that must leave the free queue."""
         needed = 0
         ref_count = self.pool.ref_count
@@ -217,5 +227,7 @@ class ModelManager:
             free_queue=tuple(pool.free_queue),
             keys=keys,
             index=tuple(tuple((key, tuple(index[key])) for key in sorted(index)) for index in pool.index),
-            tables=tuple((request, tuple(tuple(table.get(request, ())) for table in self.tables)) for request in live),
+            tables=tuple(
+                (request, tuple(tuple(table.get(request, ())) for table in self.tables)) for request in live
+            ),
         )

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Literal
 
 import attrs
-
 from hitproof.model.errors import ManagerFault
 
 if TYPE_CHECKING:
@@ -24,7 +23,8 @@ NO_KEY = -1
 @attrs.frozen(kw_only=True, slots=True)
 class Event:
     """One KV event. ``tokens``: the content pieces that a stored event lists, ``extra``: per block
-    the salt and LoRA words, ``parent``: the key before the first block (NO_KEY at position 0)."""
+    the salt and LoRA words, ``parent``: the key before the first block (NO_KEY at position 0).
+    """
 
     kind: Literal["stored", "removed", "cleared"]
     group: int | None = None
@@ -137,7 +137,8 @@ class BlockPool:
 
     def free(self, blocks: Iterable[int], *, unhashed_first: bool) -> None:
         """One reference less each. ``blocks`` are in eviction order: they join the tail of the
-        queue in this order, but with ``unhashed_first`` those without a key join the head."""
+        queue in this order, but with ``unhashed_first`` those without a key join the head.
+        """
         ref_count, queue, key_of = self.ref_count, self.free_queue, self.key_of
         head: list[int] = []
         for block in blocks:

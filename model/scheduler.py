@@ -40,7 +40,8 @@ class Scheduler:
         """Do all ops, or all up to the first that the manager fails on."""
         fault = ""
         try:
-            for self._op, op in enumerate(self.trace.ops):
+            for i, op in enumerate(self.trace.ops):
+                self._op = i
                 self._do(op)
         except ManagerFault as error:
             fault = str(error)
@@ -85,7 +86,8 @@ class Scheduler:
 
     def _drain(self) -> None:
         """Step until idle. Stuck: more steps without a new furthest token than recomputing all
-        unfinished requests one after another can take."""
+        unfinished requests one after another can take.
+        """
         idle_steps = 0
         while self.running or self.waiting:
             alive = [*self.running, *self.waiting]
@@ -174,7 +176,10 @@ class Scheduler:
             keys = self.manager.append(request)
             if self.record and keys:
                 self._note(Observation(op=self._op, call="append", request=request.id, keys=keys))
-            if request.generated >= request.output_tokens or request.num_tokens >= self.trace.config.max_model_len:
+            if (
+                request.generated >= request.output_tokens
+                or request.num_tokens >= self.trace.config.max_model_len
+            ):
                 self.running.remove(request)
                 self.results[request.id].finished = True
                 self._free(request)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import attrs
-
 from hitproof.model.errors import BadInput, NotModelled
 
 Release = tuple[int, int, int]
@@ -65,7 +64,9 @@ class Semantics:
 
     release: str
 
-    admission_cap: Literal["none", "always", "gate"] = _choice(("0.19.0", "none"), ("0.20.0", "always"), ("0.20.2", "gate"))
+    admission_cap: Literal["none", "always", "gate"] = _choice(
+        ("0.19.0", "none"), ("0.20.0", "always"), ("0.20.2", "gate")
+    )
     """Where a sliding-window or chunked-local group's need is capped by what it can hold at once.
 
     ``SingleTypeKVCacheManager.get_num_blocks_to_allocate``. "none": never (a window counts as full
@@ -73,7 +74,9 @@ class Semantics:
     ``allocate_new_blocks`` does not find (vllm#45856). "gate": in the full-sequence gate alone.
     """
 
-    eagle_drop: Literal["every_pass", "once_per_candidate"] = _choice(("0.19.0", "every_pass"), ("0.20.0", "once_per_candidate"))
+    eagle_drop: Literal["every_pass", "once_per_candidate"] = _choice(
+        ("0.19.0", "every_pass"), ("0.20.0", "once_per_candidate")
+    )
     """How often a group drops its last matched block under EAGLE while lookup converges.
 
     ``HybridKVCacheCoordinator.find_longest_cache_hit``. "every_pass" loses one block per group and
@@ -94,7 +97,9 @@ class Semantics:
     """How far past a candidate the EAGLE block may be looked up: to the last prompt token but one,
     or to the last hashed block (``HybridKVCacheCoordinator.find_longest_cache_hit``)."""
 
-    write_mask: Literal["none", "aligned", "reachable"] = _choice(("0.19.0", "none"), ("0.22.0", "aligned"), ("0.23.0", "reachable"))
+    write_mask: Literal["none", "aligned", "reachable"] = _choice(
+        ("0.19.0", "none"), ("0.22.0", "aligned"), ("0.23.0", "reachable")
+    )
     """Which full blocks are written to the index.
 
     "none": all, as soon as full. "aligned": only up to a multiple of the scheduler block size, and
@@ -129,7 +134,9 @@ class Semantics:
     """Whether retention 0 is accepted for a model with no sliding-window group
     (``_validate_prefix_cache_retention_interval``)."""
 
-    replay_boundary: Literal["resend", "eagle_checkpoints"] = _choice(("0.19.0", "resend"), ("0.30.0", "eagle_checkpoints"))
+    replay_boundary: Literal["resend", "eagle_checkpoints"] = _choice(
+        ("0.19.0", "resend"), ("0.30.0", "eagle_checkpoints")
+    )
     """Which prompt boundaries retention keeps: the latest that an identical prompt can hit, or
     under EAGLE the two that a resend and an extension land on (``replay_boundaries``)."""
 
@@ -140,12 +147,16 @@ class Semantics:
     beyond the combined hit (third value of ``get_computed_blocks``), in 0.33 one block earlier too
     under EAGLE."""
 
-    partial_tail: Literal["none", "prompt", "replay"] = _choice(("0.19.0", "none"), ("0.26.0", "prompt"), ("0.32.0", "replay"))
+    partial_tail: Literal["none", "prompt", "replay"] = _choice(
+        ("0.19.0", "none"), ("0.26.0", "prompt"), ("0.32.0", "replay")
+    )
     """Which boundary inside a block a full-attention group with blocks larger than the hash block
     registers as an extra key: the prompt's end, or the last one that a resend can reach
     (``FullAttentionManager._cache_partial_tail_block``)."""
 
-    truncates: Literal["first_full_group", "every_full_group"] = _choice(("0.19.0", "first_full_group"), ("0.29.0", "every_full_group"))
+    truncates: Literal["first_full_group", "every_full_group"] = _choice(
+        ("0.19.0", "first_full_group"), ("0.29.0", "every_full_group")
+    )
     """Which full-attention groups are cut to the combined hit at the end of lookup when several of
     different block size exist (``HybridKVCacheCoordinator.find_longest_cache_hit``)."""
 

@@ -1,5 +1,6 @@
 """``Trace``: a config and ops in one readable JSON file. The only thing that searchers, targets,
-properties and counterexamples exchange."""
+properties and counterexamples exchange.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-
 from hitproof.model.config import CacheConfig
 from hitproof.model.content import Tokens
 from hitproof.model.errors import BadInput
@@ -34,7 +34,9 @@ class Trace:
         outputs: dict[str, int] = {}
         for i, op in enumerate(self.ops):
             if isinstance(op, Abort) and op.request not in outputs:
-                raise BadInput(f"trace: ops[{i}]: abort {op.request}: no such request before it; submit it first")
+                raise BadInput(
+                    f"trace: ops[{i}]: abort {op.request}: no such request before it; submit it first"
+                )
             if isinstance(op, Submit):
                 self._check_submit(i, op, outputs)
                 outputs[op.request] = op.output_tokens
@@ -51,7 +53,11 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         """As stored in a file."""
-        out: dict[str, Any] = {"schema": SCHEMA, "config": self.config.to_json(), "ops": [str(op) for op in self.ops]}
+        out: dict[str, Any] = {
+            "schema": SCHEMA,
+            "config": self.config.to_json(),
+            "ops": [str(op) for op in self.ops],
+        }
         if self.note:
             out["note"] = self.note
         return out

@@ -1,5 +1,6 @@
 """What enters the index: ``cache_blocks`` of the coordinator and the single-type managers, and
-``BlockPool.cache_full_blocks`` / ``cache_partial_block``."""
+``BlockPool.cache_full_blocks`` / ``cache_partial_block``.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class Writer:
         self._key_size = config.key_block_size
         self._retention = config.retention
         self._partial = tuple(
-            config.rules.partial_tail != "none" and group.kind == "full" and group.block_size != self._key_size
+            config.rules.partial_tail != "none"
+            and group.kind == "full"
+            and group.block_size != self._key_size
             for group in config.groups
         )
 
@@ -50,7 +53,8 @@ class Writer:
 
     def _cacheable(self, computed: int, block_size: int) -> int:
         """Tokens that may be written: with several groups only up to where a hit can end, under
-        EAGLE one block more (``HybridKVCacheCoordinator.cache_blocks``)."""
+        EAGLE one block more (``HybridKVCacheCoordinator.cache_blocks``).
+        """
         mask = self._config.rules.write_mask
         if len(self._groups) == 1 or mask == "none":
             return computed
@@ -83,7 +87,12 @@ class Writer:
         scale = size // self._key_size
         table = self._tables[g][request.id]
         mask = rules.write_mask(
-            start, end, self._alignment, self._config.use_eagle, self._retention, self.boundaries(request, size)
+            start,
+            end,
+            self._alignment,
+            self._config.use_eagle,
+            self._retention,
+            self.boundaries(request, size),
         )
         kept = [i for i in range(start, end) if table[i] != NULL and (mask is None or mask[i - start])]
         for i in kept:

@@ -1,12 +1,12 @@
 """Chunked local attention: ``vllm/v1/core/single_type_kv_cache_manager.py``,
-``ChunkedLocalAttentionManager``."""
+``ChunkedLocalAttentionManager``.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import attrs
-
 from hitproof.model.groups.group import cdiv
 
 if TYPE_CHECKING:
@@ -47,7 +47,13 @@ class ChunkedLocal:
         return found, len(found[0]) * self.block_size
 
     def write_mask(
-        self, start: int, end: int, alignment: int, eagle: bool, retention: int | None, boundaries: Sequence[int]
+        self,
+        start: int,
+        end: int,
+        alignment: int,
+        eagle: bool,
+        retention: int | None,
+        boundaries: Sequence[int],
     ) -> list[bool] | None:
         """All: retention does not thin out chunked local attention."""
         return None

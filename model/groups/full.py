@@ -44,7 +44,13 @@ class FullAttention:
         return found, hit
 
     def write_mask(
-        self, start: int, end: int, alignment: int, eagle: bool, retention: int | None, boundaries: Sequence[int]
+        self,
+        start: int,
+        end: int,
+        alignment: int,
+        eagle: bool,
+        retention: int | None,
+        boundaries: Sequence[int],
     ) -> list[bool] | None:
         """All: retention does not thin out full attention."""
         return None

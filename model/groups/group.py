@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
-
 from hitproof.model.errors import BadInput, NotModelled
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def whole_number(where: str, value: object, least: int) -> int:
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b rounded up."""
+    """A / b rounded up."""
     return -(-a // b)
 
 
@@ -48,7 +47,9 @@ class Group:
 
     def __attrs_post_init__(self) -> None:
         if self.kind in LATER_KINDS:
-            raise NotModelled(f"groups: kind {self.kind!r} is not modelled yet; use one of {', '.join(MODELLED_KINDS)}")
+            raise NotModelled(
+                f"groups: kind {self.kind!r} is not modelled yet; use one of {', '.join(MODELLED_KINDS)}"
+            )
         if self.kind not in MODELLED_KINDS:
             raise BadInput(f"groups: unknown kind {self.kind!r}; use one of {', '.join(MODELLED_KINDS)}")
         whole_number(f"groups: block_size of the {self.kind} group", self.block_size, 1)
@@ -77,7 +78,9 @@ class Group:
 class GroupRules(Protocol):
     """What one kind of group answers. Lengths are in tokens, positions in blocks of the group."""
 
-    block_size: int
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
 
     def find_hit(
         self,
@@ -95,7 +98,13 @@ class GroupRules(Protocol):
         """
 
     def write_mask(
-        self, start: int, end: int, alignment: int, eagle: bool, retention: int | None, boundaries: Sequence[int]
+        self,
+        start: int,
+        end: int,
+        alignment: int,
+        eagle: bool,
+        retention: int | None,
+        boundaries: Sequence[int],
     ) -> list[bool] | None:
         """Which of the full blocks ``start`` to ``end`` enter the index; None means all."""
 

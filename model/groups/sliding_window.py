@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
-
 from hitproof.model.groups.group import cdiv
 
 if TYPE_CHECKING:
@@ -70,7 +69,13 @@ class SlidingWindow:
         return found, end * size
 
     def write_mask(
-        self, start: int, end: int, alignment: int, eagle: bool, retention: int | None, boundaries: Sequence[int]
+        self,
+        start: int,
+        end: int,
+        alignment: int,
+        eagle: bool,
+        retention: int | None,
+        boundaries: Sequence[int],
     ) -> list[bool] | None:
         """A tail per segment, and under retention a tail before each of ``boundaries``.
 
