@@ -1,0 +1,93 @@
+"""``EngineTarget``: runs traces on vLLM's real engine, with a tiny model of random weights."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from hitproof.model import CacheConfig, HarnessFault, NotModelled, Run, Trace, under
+from hitproof.replay import env, tiny_model
+from hitproof.replay.process import Worker
+
+START_TIMEOUT_S = 300
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+}
+"""The worker's own environment variables: the engine in one process, one thread, no network."""
+
+
+class EngineTarget:
+    """Runs traces on the engine of the vLLM that ``python`` has.
+
+    The engine is started for the first trace of a config and serves the following traces of the same
+    config; another config ends it and starts its own. ``device``: "cpu", or "cuda" with an
+    interpreter that has the CUDA build.
+    """
+
+    name = "engine"
+    sees = frozenset({"hits"})
+
+    def __init__(self, python: Path, *, device: str = "cpu") -> None:
+        self.python = python
+        self.device = device
+        self.version = env.release_of(python)
+        self._config: CacheConfig | None = None
+        self._worker: Worker | None = None
+
+    def run(self, trace: Trace) -> Run:
+        """Run one trace from an empty cache, under the rules of the engine's release."""
+        trace = under(trace, self.version)
+        worker = self._serving(trace)
+        try:
+            requests, stuck, fault = worker.call("run", trace.dumps())
+        except HarnessFault:
+            self.close()
+            raise
+        if fault:
+            self.close()
+        return Run(
+            trace=trace, target=self.name, version=self.version, requests=requests, stuck=stuck, fault=fault
+        )
+
+    def _serving(self, trace: Trace) -> Worker:
+        """The worker whose engine has the trace's config."""
+        if self._worker is not None and self._config == trace.config:
+            return self._worker
+        self.close()
+        if trace.config.use_eagle:
+            raise NotModelled("engine: no tiny model has a draft model; set use_eagle to false")
+        with tempfile.TemporaryDirectory(prefix="hitproof-model-") as folder:
+            tiny_model.write(trace.config, Path(folder))
+            self._worker = Worker(
+                "hitproof.replay.engine_worker",
+                (json.dumps(trace.config.to_json()), folder, self.device),
+                name=f"vLLM {self.version} engine",
+                python=self.python,
+                env=ENVIRONMENT,
+                timeout_s=START_TIMEOUT_S,
+            )
+        self._config = trace.config
+        return self._worker
+
+    def close(self) -> None:
+        """End the engine, if one runs."""
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = self._config = None
+
+    def __enter__(self) -> EngineTarget:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,225 @@
+"""vLLM's engine in a worker process: the real ``LLM`` with the tiny model, one step at a time.
+
+Everything is set by public arguments; vLLM's own objects are only read, to check that the engine is
+the one that the trace asks for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+from hitproof.model import (
+    BadInput,
+    CacheConfig,
+    Group,
+    HarnessFault,
+    ManagerFault,
+    NotModelled,
+    RequestResult,
+    Trace,
+)
+from hitproof.model.ops import Abort, Drain, Op, Reset, Step, Submit
+from hitproof.replay.tiny_model import SPECIAL_TOKENS, VOCABULARY
+
+RETENTION = "prefix_cache_retention_interval"
+RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+
+_KINDS = {"FullAttentionSpec": "full", "SlidingWindowSpec": "sliding_window"}
+
+
+def handlers(config: str, model: str, device: str) -> dict[str, Callable[..., Any]]:
+    """Start the engine that ``config`` (JSON) asks for; ``run`` runs a trace of that config on it."""
+    engine = Engine(CacheConfig.from_json(json.loads(config)), model, device)
+    return {"run": lambda text: engine.run(Trace.loads(text))}
+
+
+def token_id(stream: str, offset: int) -> int:
+    """The token at ``offset`` of ``stream``: an ordinary token of the tiny model."""
+    digest = blake2b(f"{stream}:{offset}".encode(), digest_size=8).digest()
+    return SPECIAL_TOKENS + int.from_bytes(digest, "big") % (VOCABULARY - SPECIAL_TOKENS)
+
+
+def engine_arguments(config: CacheConfig, model: str, device: str) -> dict[str, Any]:
+    """The arguments of ``LLM`` that make one engine step one step of the trace."""
+    arguments: dict[str, Any] = {
+        "model": model,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "async_scheduling": False,
+        "enable_chunked_prefill": True,
+        "disable_hybrid_kv_cache_manager": False,
+        "num_gpu_blocks_override": config.num_blocks,
+        "block_size": config.groups[0].block_size,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_num_seqs": config.max_num_seqs,
+        "max_model_len": config.max_model_len,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "scheduler_reserve_full_isl": config.scheduler_reserve_full_isl,
+        "watermark": config.watermark,
+        RETENTION: config.retention,
+    }
+    if device == "cuda":
+        arguments["gpu_memory_utilization"] = 0.2
+    return arguments
+
+
+class Engine:
+    """One engine. Each trace runs from an empty cache."""
+
+    def __init__(self, config: CacheConfig, model: str, device: str) -> None:
+        self.config = config
+        try:
+            from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+            from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
+        except Exception as error:
+            raise BadInput(
+                f"engine: this interpreter cannot import vLLM: {error}; `hitproof vllm env` makes one that can "
+                "(torchvision, torchaudio and torchcodec are not needed: remove one that does not match torch)"
+            ) from None
+        self._sampling = SamplingParams
+        arguments = engine_arguments(config, model, device)
+        known = {field.name for field in dataclasses.fields(EngineArgs)}
+        if RETENTION not in known and config.retention is not None:
+            os.environ[RETENTION_VARIABLE] = str(config.retention)
+        for name in sorted(arguments.keys() - known):
+            default = {"watermark": 0.0, "scheduler_reserve_full_isl": True}
+            if name != RETENTION and arguments[name] != default.get(name):
+                raise BadInput(f"engine: this vLLM has no setting {name}, asked for {arguments[name]!r}")
+            del arguments[name]
+        try:
+            self._llm = LLM(**arguments)
+        except ValueError as error:
+            raise BadInput(f"engine: vLLM refuses this config: {error}") from None
+        self._engine: Any = self._llm.llm_engine
+        self._check()
+
+    def _check(self) -> None:
+        """Compare what the engine made of its arguments with what the trace asks for."""
+        scheduler = self._engine.engine_core.engine_core.scheduler
+        made = scheduler.kv_cache_config
+        pool = scheduler.kv_cache_manager.block_pool
+        settings = scheduler.scheduler_config
+        groups = ", ".join(_group(group.kv_cache_spec) for group in made.kv_cache_groups)
+        for what, asked, got in (
+            ("groups", ", ".join(group.label for group in self.config.groups), groups),
+            ("num_blocks", self.config.num_blocks, made.num_blocks),
+            ("num_blocks beside the null block", self.config.num_blocks - 1, pool.get_num_free_blocks()),
+            ("max_num_batched_tokens", self.config.max_num_batched_tokens, settings.max_num_batched_tokens),
+            ("max_num_seqs", self.config.max_num_seqs, settings.max_num_seqs),
+            ("max_model_len", self.config.max_model_len, scheduler.max_model_len),
+            ("enable_prefix_caching", self.config.enable_prefix_caching, pool.enable_caching),
+            ("asynchronous scheduling", False, bool(settings.async_scheduling)),
+            ("hash block size", self.config.key_block_size, pool.hash_block_size),
+            ("policy", "fcfs", settings.policy),
+        ):
+            if asked != got:
+                raise BadInput(
+                    f"engine: vLLM made another engine: {what} is {got}, the trace asks for {asked}"
+                )
+
+    def run(self, trace: Trace) -> tuple[tuple[RequestResult, ...], int | None, str]:
+        """The requests' results, the op at which a drain was stuck, and what vLLM raised, if anything."""
+        self._empty()
+        self._results: dict[str, RequestResult] = {}
+        self._outputs: dict[str, list[int]] = {}
+        self._stuck: int | None = None
+        fault = ""
+        for i, op in enumerate(trace.ops):
+            try:
+                self._do(i, op)
+            except AssertionError as error:
+                fault = str(ManagerFault("assertion", str(error)))
+            except ValueError as error:
+                if "free blocks" not in str(error):
+                    raise
+                fault = str(ManagerFault("pool exhausted", str(error)))
+            if fault:
+                break
+        return tuple(self._results.values()), self._stuck, fault
+
+    def _do(self, i: int, op: Op) -> None:
+        match op:
+            case Submit():
+                self._submit(i, op)
+            case Step(count=count):
+                for _ in range(count):
+                    self._step()
+            case Drain():
+                self._drain(i)
+            case Abort(request=name):
+                result = self._results[name]
+                if not result.finished and not result.aborted:
+                    self._engine.abort_request([name])
+                    result.aborted = True
+            case Reset():
+                self._engine.reset_prefix_cache()
+
+    def _submit(self, i: int, op: Submit) -> None:
+        if op.identity.lora is not None:
+            raise NotModelled(f"ops[{i}]: {op.request}: the tiny model has no LoRA adapters; remove lora")
+        ids: list[int] = []
+        for span in op.prompt:
+            if span.stop is None:
+                ids += self._output(i, span.stream[1:])
+            else:
+                ids += [token_id(span.stream, offset) for offset in range(span.start, span.stop)]
+        self._results[op.request] = RequestResult(id=op.request, prompt_tokens=len(ids))
+        prompt: dict[str, Any] = {"prompt_token_ids": ids}
+        if op.identity.salt is not None:
+            prompt["cache_salt"] = op.identity.salt
+        seed = int.from_bytes(blake2b(op.request.encode(), digest_size=4).digest(), "big")
+        parameters = self._sampling(
+            max_tokens=op.output_tokens, temperature=1.0, seed=seed, ignore_eos=True, detokenize=False
+        )
+        self._engine.add_request(op.request, prompt, parameters)
+
+    def _output(self, i: int, request: str) -> list[int]:
+        if not self._results[request].finished:
+            raise BadInput(
+                f"ops[{i}]: @{request}: request {request} has not finished here; drain before using its output"
+            )
+        return self._outputs[request]
+
+    def _step(self) -> bool:
+        """One step; True if it gave any request a token."""
+        outputs = self._engine.step()
+        for output in outputs:
+            result = self._results[output.request_id]
+            result.hit_tokens = output.num_cached_tokens
+            result.finished = output.finished
+            self._outputs[output.request_id] = list(output.outputs[0].token_ids)
+        return bool(outputs)
+
+    def _drain(self, i: int) -> None:
+        """Step until idle. Stuck: no new token in more steps than prefilling everything ten times takes."""
+        idle_steps = 0
+        while self._engine.has_unfinished_requests():
+            idle_steps = 0 if self._step() else idle_steps + 1
+            lengths = [r.prompt_tokens for r in self._results.values() if not r.finished and not r.aborted]
+            if idle_steps > 10 * sum(2 + n // self.config.max_num_batched_tokens for n in lengths):
+                self._stuck = i
+                return
+
+    def _empty(self) -> None:
+        """Drop what an earlier trace left behind."""
+        if self._engine.has_unfinished_requests():
+            left = [r.id for r in self._results.values() if not r.finished and not r.aborted]
+            self._engine.abort_request(left)
+        self._engine.step()
+        if not self._engine.reset_prefix_cache():
+            raise HarnessFault("engine: the prefix cache cannot be emptied between traces")
+
+
+def _group(spec: Any) -> str:
+    """A group's label, in the trace's words; the spec's own name if the trace has none for it."""
+    name = type(spec).__name__
+    if name not in _KINDS:
+        return f"{name}:{spec.block_size}"
+    window = spec.sliding_window if name == "SlidingWindowSpec" else None
+    return Group(kind=_KINDS[name], block_size=spec.block_size, window=window).label

@@ -1,0 +1,67 @@
+"""A tiny model with random weights whose KV-cache groups are the ones a trace asks for.
+
+Only a ``config.json`` is written: vLLM makes the weights up (``load_format="dummy"``), so nothing is
+downloaded. The model is a Gemma-3 text model with one layer per group. vLLM collects layers of equal
+spec and splits the larger collections into groups as large as the smallest one
+(``_get_kv_cache_groups_uniform_page_size`` in ``vllm/v1/core/kv_cache_utils.py``): with a single
+layer of one kind, every layer becomes a group of its own, in order of each kind's first layer.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hitproof.model import BadInput, CacheConfig, NotModelled
+
+VOCABULARY = 512
+SPECIAL_TOKENS = 8
+"""Token ids below this one are the model's special tokens or unused."""
+
+_LAYER = {"full": "full_attention", "sliding_window": "sliding_attention"}
+
+
+def write(config: CacheConfig, folder: Path) -> None:
+    """Write ``config.json`` into ``folder``; BadInput or NotModelled if no such model can be made."""
+    (folder / "config.json").write_text(json.dumps(model_config(config), indent=2) + "\n")
+
+
+def model_config(config: CacheConfig) -> dict[str, Any]:
+    """The model's ``config.json`` for one cache config."""
+    kinds = [group.kind for group in config.groups]
+    for kind in kinds:
+        if kind not in _LAYER:
+            raise NotModelled(f"engine: no tiny model has {kind} groups; use full and sliding_window groups")
+    windows = {group.window for group in config.groups if group.window is not None}
+    sizes = {group.block_size for group in config.groups}
+    if len(windows) > 1:
+        raise BadInput(f"engine: the tiny model has one window, not {sorted(windows)}; make them equal")
+    if len(sizes) > 1:
+        raise BadInput(f"engine: the tiny model has one block size, not {sorted(sizes)}; make them equal")
+    if len(kinds) > 1 and 1 not in (kinds.count("full"), kinds.count("sliding_window")):
+        raise BadInput(
+            f"engine: vLLM would not form {kinds.count('full')} full and {kinds.count('sliding_window')} "
+            "sliding_window groups from any number of layers; make one of the two counts 1"
+        )
+    if sorted(kinds, key=kinds.index) != kinds:
+        raise BadInput("engine: vLLM puts groups of one kind side by side; reorder the groups")
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "dtype": "bfloat16",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": len(kinds),
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "layer_types": [_LAYER[kind] for kind in kinds],
+        "sliding_window": max(windows, default=config.max_model_len),
+        "max_position_embeddings": config.max_model_len,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+    }
