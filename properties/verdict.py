@@ -1,0 +1,137 @@
+"""What judging a run says: findings, and verdicts that cannot be made without what they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+if TYPE_CHECKING:
+    from hitproof.properties.story import Story
+
+
+class Verdict(IntEnum):
+    """Ordered from worst to best. VACUOUS (no evidence) is a failure, not a pass."""
+
+    VIOLATED = 0
+    UNKNOWN = 1
+    VACUOUS = 2
+    HOLDS = 3
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Finding:
+    """One broken promise: where it broke, and expected against seen. Data first.
+
+    ``at``: index of the observation. ``reasons``: one sentence each, made from the run's data.
+    """
+
+    property_id: str
+    at: int
+    op: int
+    request: str | None
+    expected: str
+    seen: str
+    reasons: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Check:
+    """What one property said of one run: the first finding if any, and how often it looked."""
+
+    finding: Finding | None = None
+    evidence: int = 0
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Property:
+    """A promise that can be judged on a run.
+
+    ``mode``: "always" must hold on every run. ``needs``: what the run must show ("hits", "calls",
+    "state"; "rerun": the target must be able to run a changed trace). ``check`` looks at one run.
+    """
+
+    id: str
+    promise: str
+    why: str
+    source: str
+    statement: str
+    family: Literal["hit quality", "safety", "accounting", "liveness", "events"]
+    needs: frozenset[str]
+    check: Callable[[Story], Check] = attrs.field(repr=False)
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Judgement:
+    """A property's verdict over ``runs`` runs. ``bound`` says within what HOLDS was seen."""
+
+    property_id: str
+    verdict: Verdict
+    evidence: int
+    runs: int
+    bound: str
+    finding: Finding | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.verdict is Verdict.HOLDS and (not self.bound or not self.evidence):
+            raise ValueError(f"{self.property_id}: HOLDS needs a bound and evidence")
+
+    @property
+    def text(self) -> str:
+        """For example ``HOLDS (within 200 runs; 5134 checks)``."""
+        if self.verdict is Verdict.HOLDS:
+            return f"HOLDS (within {self.bound}; {self.evidence} checks)"
+        if self.verdict is Verdict.VIOLATED:
+            return "VIOLATED"
+        return f"{self.verdict.name} ({self.bound or 'nothing to check'})"
+
+
+class Tally:
+    """Adds up what many runs said of the same properties."""
+
+    def __init__(self, properties: tuple[Property, ...]) -> None:
+        self.properties = properties
+        self.evidence = {p.id: 0 for p in properties}
+        self.runs = {p.id: 0 for p in properties}
+        self.findings: dict[str, Finding] = {}
+
+    def add(self, story: Story) -> list[Finding]:
+        """Judge one run; returns what it broke."""
+        found = []
+        for p in self.properties:
+            if not p.needs <= story.sees:
+                continue
+            check = p.check(story)
+            self.runs[p.id] += 1
+            self.evidence[p.id] += check.evidence
+            if check.finding is not None:
+                self.findings.setdefault(p.id, check.finding)
+                found.append(check.finding)
+        return found
+
+    def judgements(self, bound: str) -> list[Judgement]:
+        """The verdicts so far, each within ``bound``."""
+        out = []
+        for p in self.properties:
+            finding = self.findings.get(p.id)
+            if finding is not None:
+                verdict = Verdict.VIOLATED
+            elif not self.runs[p.id]:
+                verdict = Verdict.UNKNOWN
+            else:
+                verdict = Verdict.HOLDS if self.evidence[p.id] else Verdict.VACUOUS
+            out.append(
+                Judgement(
+                    property_id=p.id,
+                    verdict=verdict,
+                    evidence=self.evidence[p.id],
+                    runs=self.runs[p.id],
+                    bound=f"{self.runs[p.id]} runs, {bound}"
+                    if self.runs[p.id]
+                    else "this target does not show it",
+                    finding=finding,
+                )
+            )
+        return out
