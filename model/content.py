@@ -140,7 +140,7 @@ class KeyTable:
         self.block_size = block_size
         self._tagged = tagged
         self._number: dict[tuple[int, tuple[object, ...], tuple[Piece, ...]], int] = {}
-        self._runs: dict[tuple[tuple[object, ...], str], list[int]] = {}
+        self._runs: dict[tuple[tuple[object, ...], tuple[object, ...], str], list[int]] = {}
 
     def extend(self, keys: list[int], tokens: Tokens, identity: Identity) -> None:
         """Append to ``keys`` the keys of all full blocks of ``tokens`` not in it yet."""
@@ -159,11 +159,11 @@ class KeyTable:
         if first != 0:
             return
         size, count = self.block_size, last // self.block_size
-        run = self._runs.setdefault((identity.words(0, tagged=self._tagged), stream), [])
-        if len(run) < count:
-            later = identity.words(size, tagged=self._tagged)
-            for i in range(len(run), count):
-                words = later if i else identity.words(0, tagged=self._tagged)
-                content = (run[-1] if run else -1, words, ((stream, i * size, i * size + size),))
-                run.append(self._number.setdefault(content, len(self._number)))
+        at_start = identity.words(0, tagged=self._tagged)
+        later = identity.words(size, tagged=self._tagged)
+        run = self._runs.setdefault((at_start, later, stream), [])
+        for i in range(len(run), count):
+            words = later if i else at_start
+            content = (run[-1] if run else -1, words, ((stream, i * size, i * size + size),))
+            run.append(self._number.setdefault(content, len(self._number)))
         keys.extend(run[:count])

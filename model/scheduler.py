@@ -34,14 +34,14 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.stuck: int | None = None
-        self._op = 0
+        self.op = 0
 
     def run(self, target: str = "model", version: str = "") -> Run:
         """Do all ops, or all up to the first that the manager fails on."""
         fault = ""
         try:
             for i, op in enumerate(self.trace.ops):
-                self._op = i
+                self.op = i
                 self._do(op)
         except ManagerFault as error:
             fault = str(error)
@@ -70,7 +70,7 @@ class Scheduler:
                 self._reset()
 
     def _submit(self, op: Submit) -> None:
-        outputs = {o.request: o.output_tokens for o in self.trace.ops[: self._op] if isinstance(o, Submit)}
+        outputs = {o.request: o.output_tokens for o in self.trace.ops[: self.op] if isinstance(o, Submit)}
         tokens = resolve(op, outputs)
         request = Request(
             id=op.request,
@@ -82,7 +82,7 @@ class Scheduler:
         self.results[op.request] = RequestResult(id=op.request, prompt_tokens=len(tokens))
         keys = self.manager.add(request)
         self.waiting.append(request)
-        self._note(Observation(op=self._op, call="add", request=request.id, keys=keys))
+        self._note(Observation(op=self.op, call="add", request=request.id, keys=keys))
 
     def _drain(self) -> None:
         """Step until idle. Stuck: more steps without a new furthest token than recomputing all
@@ -95,7 +95,7 @@ class Scheduler:
             moved = self._step()
             idle_steps = 0 if moved else idle_steps + 1
             if idle_steps > patience or (idle_steps and not self.running):
-                self.stuck = self._op
+                self.stuck = self.op
                 return
 
     def _abort(self, name: str) -> None:
@@ -109,12 +109,12 @@ class Scheduler:
 
     def _reset(self) -> None:
         ok = self.manager.reset()
-        self._note(Observation(op=self._op, call="reset", ok=ok))
+        self._note(Observation(op=self.op, call="reset", ok=ok))
 
     def _step(self) -> bool:
         """One step; True if some request got further than ever before."""
         self.manager.step()
-        self._note(Observation(op=self._op, call="step"))
+        self._note(Observation(op=self.op, call="step"))
         budget = self.trace.config.max_num_batched_tokens
         scheduled: list[tuple[Request, int]] = []
         preempted = False
@@ -175,7 +175,7 @@ class Scheduler:
             request.tokens.append((f"@{request.id}", at, at + 1))
             keys = self.manager.append(request)
             if self.record and keys:
-                self._note(Observation(op=self._op, call="append", request=request.id, keys=keys))
+                self._note(Observation(op=self.op, call="append", request=request.id, keys=keys))
             if (
                 request.generated >= request.output_tokens
                 or request.num_tokens >= self.trace.config.max_model_len
@@ -196,7 +196,7 @@ class Scheduler:
         hit = self.manager.lookup(request)
         if self.record:
             again = self.manager.lookup(request)
-            self._note(Observation(op=self._op, call="lookup", request=request.id, hit=hit, again=again))
+            self._note(Observation(op=self.op, call="lookup", request=request.id, hit=hit, again=again))
         return hit
 
     def _allocate(self, request: Request, new: int, hit: Lookup | None = None) -> Tables | None:
@@ -213,7 +213,7 @@ class Scheduler:
             computed = hit.hit_tokens if hit is not None else request.computed
             self._note(
                 Observation(
-                    op=self._op,
+                    op=self.op,
                     call="allocate",
                     request=request.id,
                     computed=computed,
@@ -230,7 +230,7 @@ class Scheduler:
 
     def _free(self, request: Request) -> None:
         self.manager.free(request)
-        self._note(Observation(op=self._op, call="free", request=request.id))
+        self._note(Observation(op=self.op, call="free", request=request.id))
 
     def _note(self, observation: Observation) -> None:
         """Keep ``observation`` with the events and the state after its call."""

@@ -1,0 +1,172 @@
+"""``Lockstep``: the model's manager and vLLM's side by side, compared after every call."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from hitproof.model import ManagerFault, ModelManager, Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hitproof.model import Event, Lookup, Manager, Request, Snapshot, Trace
+    from hitproof.model.observation import Tables
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Divergence:
+    """The first difference: at which call (counted from 0) of which op, and both values as text.
+
+    ``field`` is "result", "fault", "events" or a field of ``Snapshot``.
+    """
+
+    call_index: int
+    op: int
+    call: str
+    field: str
+    model: str
+    real: str
+
+    def __str__(self) -> str:
+        return (
+            f"call {self.call_index} ({self.call}, op {self.op}): {self.field} differs\n"
+            f"  model: {self.model}\n  vLLM:  {self.real}"
+        )
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Conformance:
+    """One trace compared: how many manager calls agreed, and the first that did not."""
+
+    calls: int
+    divergence: Divergence | None
+
+
+class _Diverged(Exception):
+    def __init__(self, field: str, model: object, real: object) -> None:
+        super().__init__(field)
+        self.field, self.model, self.real = field, model, real
+
+
+def canonical(events: Sequence[Event]) -> list[Event]:
+    """``events`` with each run of removals in one group sorted.
+
+    vLLM keeps the further keys of a block in a set, so when such a block is evicted the order of its
+    removals is unspecified. Removals of neighbouring blocks are indistinguishable from them in the
+    events alone; their order is still compared, in ``Snapshot.free_queue``.
+    """
+    found: list[Event] = []
+    for (kind, _), group in groupby(events, key=lambda event: (event.kind, event.group)):
+        run = list(group)
+        found += sorted(run, key=lambda event: event.keys) if kind == "removed" else run
+    return found
+
+
+class Lockstep:
+    """A ``Manager`` that forwards every call to both and compares results, faults, events, state."""
+
+    def __init__(self, model: Manager, real: Manager) -> None:
+        self._model = model
+        self._real = real
+        self.calls = 0
+        self.call = ""
+
+    def _both(self, call: str, function: Callable[[Manager], Any]) -> Any:
+        self.call = call
+        model, model_fault = _attempt(function, self._model)
+        real, real_fault = _attempt(function, self._real)
+        _same("fault", _kind(model_fault), _kind(real_fault))
+        if model_fault is not None:
+            raise model_fault
+        _same("result", model, real)
+        _same("events", canonical(self._model.take_events()), canonical(self._real.take_events()))
+        state, real_state = self._model.snapshot(), self._real.snapshot()
+        for field in attrs.fields(type(state)):
+            _same(field.name, getattr(state, field.name), getattr(real_state, field.name))
+        self.calls += 1
+        return model
+
+    def add(self, request: Request) -> tuple[int, ...]:
+        """See ``Manager``."""
+        keys: tuple[int, ...] = self._both("add", lambda manager: manager.add(request))
+        return keys
+
+    def append(self, request: Request) -> tuple[int, ...]:
+        """See ``Manager``."""
+        keys: tuple[int, ...] = self._both("append", lambda manager: manager.append(request))
+        return keys
+
+    def step(self) -> None:
+        """See ``Manager``."""
+        self._both("step", lambda manager: manager.step())
+
+    def lookup(self, request: Request) -> Lookup:
+        """See ``Manager``."""
+        found: Lookup = self._both("lookup", lambda manager: manager.lookup(request))
+        return found
+
+    def allocate(
+        self, request: Request, new_tokens: int, hit: Lookup | None, *, must_fit: bool, beside: bool
+    ) -> Tables | None:
+        """See ``Manager``."""
+        blocks: Tables | None = self._both(
+            "allocate",
+            lambda manager: manager.allocate(request, new_tokens, hit, must_fit=must_fit, beside=beside),
+        )
+        return blocks
+
+    def free(self, request: Request) -> None:
+        """See ``Manager``."""
+        self._both("free", lambda manager: manager.free(request))
+
+    def reset(self) -> bool:
+        """See ``Manager``."""
+        done: bool = self._both("reset", lambda manager: manager.reset())
+        return done
+
+    def take_events(self) -> tuple[Event, ...]:
+        """None are left: every call compares and drops them."""
+        return ()
+
+    def snapshot(self) -> Snapshot:
+        """The state, which is the same in both."""
+        return self._model.snapshot()
+
+
+def conform(trace: Trace, real: Manager) -> Conformance:
+    """Run ``trace`` on the model and on ``real``, both with an empty cache, up to a difference."""
+    lockstep = Lockstep(ModelManager(trace.config), real)
+    scheduler = Scheduler(trace, lockstep, record=False)
+    try:
+        scheduler.run()
+    except _Diverged as found:
+        return Conformance(
+            calls=lockstep.calls,
+            divergence=Divergence(
+                call_index=lockstep.calls,
+                op=scheduler.op,
+                call=lockstep.call,
+                field=found.field,
+                model=repr(found.model),
+                real=repr(found.real),
+            ),
+        )
+    return Conformance(calls=lockstep.calls, divergence=None)
+
+
+def _attempt(function: Callable[[Manager], Any], manager: Manager) -> tuple[Any, ManagerFault | None]:
+    try:
+        return function(manager), None
+    except ManagerFault as fault:
+        return None, fault
+
+
+def _kind(fault: ManagerFault | None) -> str | None:
+    return None if fault is None else fault.kind
+
+
+def _same(field: str, model: object, real: object) -> None:
+    if model != real:
+        raise _Diverged(field, model, real)

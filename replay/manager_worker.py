@@ -1,0 +1,35 @@
+"""The worker module that drives vLLM's ``KVCacheManager``: see ``manager_target.py``."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hitproof.model import Run, Scheduler, Trace
+from hitproof.replay.adapter import RealManager, load
+from hitproof.replay.lockstep import Conformance, conform
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def handlers(root: str, loader: str, name: str, version: str) -> dict[str, Callable[..., Any]]:
+    """Load vLLM once; ``root`` is the folder that contains ``vllm/``, or "" for the installed one."""
+    vllm = load(Path(root) if root else None, loader)
+
+    def run(trace: Trace) -> Run:
+        return Scheduler(trace, RealManager(vllm, trace.config)).run(name, version)
+
+    def conform_all(traces: Sequence[Trace]) -> list[Conformance]:
+        return [conform(trace, RealManager(vllm, trace.config)) for trace in traces]
+
+    def probe() -> dict[str, str]:
+        return {
+            "loader": loader,
+            "version": version,
+            "python": platform.python_version(),
+            "manager": str(vllm.manager.__file__),
+        }
+
+    return {"run": run, "conform": conform_all, "probe": probe}
