@@ -100,7 +100,8 @@ class Finder:
             for group in spec.ids:
                 del found[group][hit // spec.rules.block_size :]
         tables = tuple(tuple(found[group]) for group in range(self._num_groups))
-        return Lookup(hit_tokens=hit, blocks=tables, junction=longest if longest > hit else 0)
+        shown = longest > hit and self._semantics.junction != "ignored"
+        return Lookup(hit_tokens=hit, blocks=tables, junction=longest if shown else 0)
 
     def _truncated(self) -> Sequence[SpecGroup]:
         full = [spec for spec in self.specs if spec.full]

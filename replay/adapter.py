@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 from hitproof.model import (
@@ -68,9 +68,13 @@ METHODS = (
     ("Request.shared_prefix_boundary", "0.26.0+", "set to that value before allocate_slots"),
     ("BlockPool.cached_block_hashes_by_block", "0.26.0+", "the further keys of a block"),
     ("envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "0.23.0-0.28.0", "read when the coordinator is built"),
+    ("BlockHashListWithBlockSize", "0.19.0-0.23.0", "a large block's hash is those of its parts in a row"),
     ("BlockStored.group_idx", "0.20.0+", "the group of an event"),
 )
 """Differences that are not arguments: what, which releases have it, how it is used."""
+
+HASH_BYTES = 32
+"""Length of a sha256 block hash."""
 
 RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 
@@ -291,13 +295,16 @@ class RealManager:
         return self._intern(real.block_hashes[before:])
 
     def _intern(self, hashes: Iterable[bytes]) -> tuple[int, ...]:
-        return tuple(self._key_of.setdefault(bytes(key), len(self._key_of)) for key in hashes)
+        return tuple(self._key_of.setdefault(key, len(self._key_of)) for key in hashes)
 
     def _key(self, key: bytes) -> int:
-        number = self._key_of.get(bytes(key))
-        if number is None:
-            raise HarnessFault(f"vLLM shows block hash {bytes(key).hex()}, which no request has")
-        return number
+        """The number of a block hash. To 0.23.0 a block larger than the hash block carries the
+        hashes of all its hash blocks in a row; the last one, being chained, stands for them.
+        """
+        numbers = [self._key_of.get(key[i : i + HASH_BYTES]) for i in range(0, len(key), HASH_BYTES)]
+        if not numbers or None in numbers:
+            raise HarnessFault(f"vLLM shows block hash {key.hex()}, which no request has")
+        return cast("int", numbers[-1])
 
     def step(self) -> None:
         """``new_step_starts``."""
