@@ -19,6 +19,9 @@ class Unseen:
     def __repr__(self) -> str:
         return "UNSEEN"
 
+    def __reduce__(self) -> str:
+        return "UNSEEN"
+
 
 UNSEEN = Unseen()
 """A target cannot show this: compatible with anything, and counted."""

@@ -1,0 +1,71 @@
+"""``ManagerTarget``: runs traces on vLLM's real ``KVCacheManager``, in a worker process of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, cast
+
+from hitproof.model import Run, Trace, under
+from hitproof.replay.lockstep import Conformance
+from hitproof.replay.process import Worker
+from hitproof.replay.store import Tree
+
+BATCH = 20
+"""Traces per call to the worker, so that its time limit is one for a batch."""
+
+
+class ManagerTarget:
+    """One tree, loaded once, for any number of traces.
+
+    ``loader``: "core" executes the tree's core files on the standard library; "env" imports the whole
+    vLLM that ``python`` has, with the tree's Python files in front of it.
+    """
+
+    sees = frozenset({"hits", "calls", "state"})
+
+    def __init__(
+        self,
+        tree: Tree,
+        loader: Literal["core", "env"] = "core",
+        python: Path | None = None,
+        *,
+        timeout_s: float = 120,
+    ) -> None:
+        self.tree = tree
+        self.name = f"manager ({loader})"
+        self.version = tree.version
+        self._worker = Worker(
+            "hitproof.replay.manager_worker",
+            (str(tree.root), loader, self.name, self.version),
+            name=f"{self.name} {self.version}",
+            python=python or sys.executable,
+            timeout_s=timeout_s,
+        )
+
+    def run(self, trace: Trace) -> Run:
+        """Run one trace from an empty cache, under the rules of the tree's release."""
+        return cast("Run", self._worker.call("run", under(trace, self.tree.semantics)))
+
+    def conform(self, traces: Sequence[Trace]) -> list[Conformance]:
+        """Compare the model with the tree on each trace, call by call."""
+        ready = [under(trace, self.tree.semantics) for trace in traces]
+        found: list[Conformance] = []
+        for start in range(0, len(ready), BATCH):
+            found += self._worker.call("conform", ready[start : start + BATCH])
+        return found
+
+    def probe(self) -> dict[str, str]:
+        """Which loader, Python and file of vLLM's manager the worker uses."""
+        return cast("dict[str, str]", self._worker.call("probe"))
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+
+    def __enter__(self) -> ManagerTarget:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
