@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 from hitproof.model import (
     NO_KEY,
+    BadInput,
     CacheConfig,
     Event,
     Group,
@@ -214,8 +215,7 @@ class RealManager:
                 kv_cache_groups=groups,
                 prefix_cache_retention_interval=None if by_variable else retention,
             )
-            return self._guard(
-                call,
+            return call(
                 "KVCacheManager",
                 self._vllm.manager.KVCacheManager,
                 kv_cache_config=kv_cache_config,
@@ -229,6 +229,10 @@ class RealManager:
                 enable_kv_cache_events=record_events,
                 watermark=config.watermark,
             )
+        except AssertionError as error:
+            raise BadInput(f"vLLM refuses this config: {_where(error)}") from error
+        except ValueError as error:
+            raise BadInput(f"vLLM refuses this config: {error}") from error
         finally:
             os.environ.pop(RETENTION_VARIABLE, None)
 
