@@ -27,6 +27,8 @@ from hitproof.model.ops import Abort, Drain, Op, Reset, Step, Submit
 from hitproof.replay.tiny_model import SPECIAL_TOKENS, VOCABULARY
 
 RETENTION = "prefix_cache_retention_interval"
+"""The argument from 0.29; before, it is an environment variable."""
+
 RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 
 _KINDS = {"FullAttentionSpec": "full", "SlidingWindowSpec": "sliding_window"}
@@ -55,15 +57,16 @@ def engine_arguments(config: CacheConfig, model: str, device: str) -> dict[str, 
         "enable_chunked_prefill": True,
         "disable_hybrid_kv_cache_manager": False,
         "num_gpu_blocks_override": config.num_blocks,
-        "block_size": config.groups[0].block_size,
+        "block_size": min(group.block_size for group in config.groups),
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "max_num_seqs": config.max_num_seqs,
         "max_model_len": config.max_model_len,
         "enable_prefix_caching": config.enable_prefix_caching,
         "scheduler_reserve_full_isl": config.scheduler_reserve_full_isl,
-        "watermark": config.watermark,
         RETENTION: config.retention,
     }
+    if config.watermark:
+        arguments["watermark"] = config.watermark
     if device == "cuda":
         arguments["gpu_memory_utilization"] = 0.2
     return arguments
@@ -75,6 +78,7 @@ class Engine:
     def __init__(self, config: CacheConfig, model: str, device: str) -> None:
         self.config = config
         try:
+            from torch import manual_seed  # type: ignore[import-not-found]
             from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
             from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
         except Exception as error:
@@ -82,20 +86,22 @@ class Engine:
                 f"engine: this interpreter cannot import vLLM: {error}; `hitproof vllm env` makes one that can "
                 "(torchvision, torchaudio and torchcodec are not needed: remove one that does not match torch)"
             ) from None
+        self._seed = manual_seed
         self._sampling = SamplingParams
         arguments = engine_arguments(config, model, device)
-        known = {field.name for field in dataclasses.fields(EngineArgs)}
-        if RETENTION not in known and config.retention is not None:
-            os.environ[RETENTION_VARIABLE] = str(config.retention)
-        for name in sorted(arguments.keys() - known):
-            default = {"watermark": 0.0, "scheduler_reserve_full_isl": True}
-            if name != RETENTION and arguments[name] != default.get(name):
-                raise BadInput(f"engine: this vLLM has no setting {name}, asked for {arguments[name]!r}")
-            del arguments[name]
+        if RETENTION not in {field.name for field in dataclasses.fields(EngineArgs)}:
+            retention = arguments.pop(RETENTION)
+            if retention is not None:
+                os.environ[RETENTION_VARIABLE] = str(retention)
         try:
             self._llm = LLM(**arguments)
         except ValueError as error:
-            raise BadInput(f"engine: vLLM refuses this config: {error}") from None
+            if "at least one request" in str(error):
+                raise BadInput(
+                    f"config: num_blocks {config.num_blocks} cannot hold one request of max_model_len "
+                    f"{config.max_model_len}: raise num_blocks or lower max_model_len (vLLM: {error})"
+                ) from None
+            raise BadInput(f"config: the engine refuses it: {error}") from None
         self._engine: Any = self._llm.llm_engine
         self._check()
 
@@ -103,7 +109,8 @@ class Engine:
         """Compare what the engine made of its arguments with what the trace asks for."""
         scheduler = self._engine.engine_core.engine_core.scheduler
         made = scheduler.kv_cache_config
-        pool = scheduler.kv_cache_manager.block_pool
+        manager = scheduler.kv_cache_manager
+        pool = manager.block_pool
         settings = scheduler.scheduler_config
         groups = ", ".join(_group(group.kv_cache_spec) for group in made.kv_cache_groups)
         for what, asked, got in (
@@ -115,13 +122,17 @@ class Engine:
             ("max_model_len", self.config.max_model_len, scheduler.max_model_len),
             ("enable_prefix_caching", self.config.enable_prefix_caching, pool.enable_caching),
             ("asynchronous scheduling", False, bool(settings.async_scheduling)),
+            (
+                "retention_interval",
+                self.config.retention,
+                getattr(manager.coordinator, "retention_interval", None),
+            ),
+            ("watermark blocks", self.config.watermark_blocks, getattr(manager, "watermark_blocks", 0)),
             ("hash block size", self.config.key_block_size, pool.hash_block_size),
             ("policy", "fcfs", settings.policy),
         ):
             if asked != got:
-                raise BadInput(
-                    f"engine: vLLM made another engine: {what} is {got}, the trace asks for {asked}"
-                )
+                raise BadInput(f"{what}: the engine has {got}; the trace asks for {asked}")
 
     def run(self, trace: Trace) -> tuple[tuple[RequestResult, ...], int | None, str]:
         """The requests' results, the op at which a drain was stuck, and what vLLM raised, if anything."""
@@ -173,9 +184,8 @@ class Engine:
         prompt: dict[str, Any] = {"prompt_token_ids": ids}
         if op.identity.salt is not None:
             prompt["cache_salt"] = op.identity.salt
-        seed = int.from_bytes(blake2b(op.request.encode(), digest_size=4).digest(), "big")
         parameters = self._sampling(
-            max_tokens=op.output_tokens, temperature=1.0, seed=seed, ignore_eos=True, detokenize=False
+            max_tokens=op.output_tokens, temperature=1.0, ignore_eos=True, detokenize=False
         )
         self._engine.add_request(op.request, prompt, parameters)
 
@@ -207,13 +217,17 @@ class Engine:
                 return
 
     def _empty(self) -> None:
-        """Drop what an earlier trace left behind."""
+        """Drop what an earlier trace left behind, and make the sampled tokens the same in every run.
+
+        A seed per request would do the latter too, but the CPU build fails on it once a prefill is chunked.
+        """
         if self._engine.has_unfinished_requests():
             left = [r.id for r in self._results.values() if not r.finished and not r.aborted]
             self._engine.abort_request(left)
         self._engine.step()
         if not self._engine.reset_prefix_cache():
             raise HarnessFault("engine: the prefix cache cannot be emptied between traces")
+        self._seed(0)
 
 
 def _group(spec: Any) -> str:

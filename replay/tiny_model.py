@@ -19,6 +19,10 @@ VOCABULARY = 512
 SPECIAL_TOKENS = 8
 """Token ids below this one are the model's special tokens or unused."""
 
+HEAD = 32
+_RATIOS = (1, 2, 4, 8)
+"""Head sizes are 32 to 256; a page is a block's tokens times its layer's head size."""
+
 _LAYER = {"full": "full_attention", "sliding_window": "sliding_attention"}
 
 
@@ -33,12 +37,19 @@ def model_config(config: CacheConfig) -> dict[str, Any]:
     for kind in kinds:
         if kind not in _LAYER:
             raise NotModelled(f"engine: no tiny model has {kind} groups; use full and sliding_window groups")
+    if any(group.extra_retained_tokens for group in config.groups):
+        raise NotModelled("engine: no tiny model keeps extra_retained_tokens; remove them")
     windows = {group.window for group in config.groups if group.window is not None}
     sizes = {group.block_size for group in config.groups}
     if len(windows) > 1:
         raise BadInput(f"engine: the tiny model has one window, not {sorted(windows)}; make them equal")
-    if len(sizes) > 1:
-        raise BadInput(f"engine: the tiny model has one block size, not {sorted(sizes)}; make them equal")
+    ratio = max(sizes) // min(sizes)
+    per_kind = {(group.kind, group.block_size) for group in config.groups}
+    if len(per_kind) > len(set(kinds)) or ratio not in _RATIOS or max(sizes) % min(sizes):
+        raise BadInput(
+            f"engine: no tiny model has block sizes {sorted(sizes)}; give each kind of group one block size, "
+            f"the larger {' or '.join(map(str, _RATIOS))} times the smaller"
+        )
     if len(kinds) > 1 and 1 not in (kinds.count("full"), kinds.count("sliding_window")):
         raise BadInput(
             f"engine: vLLM would not form {kinds.count('full')} full and {kinds.count('sliding_window')} "
@@ -46,7 +57,7 @@ def model_config(config: CacheConfig) -> dict[str, Any]:
         )
     if sorted(kinds, key=kinds.index) != kinds:
         raise BadInput("engine: vLLM puts groups of one kind side by side; reorder the groups")
-    return {
+    model = {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         "dtype": "bfloat16",
@@ -56,8 +67,8 @@ def model_config(config: CacheConfig) -> dict[str, Any]:
         "num_hidden_layers": len(kinds),
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "head_dim": 32,
-        "query_pre_attn_scalar": 32,
+        "head_dim": HEAD,
+        "query_pre_attn_scalar": HEAD,
         "layer_types": [_LAYER[kind] for kind in kinds],
         "sliding_window": max(windows, default=config.max_model_len),
         "max_position_embeddings": config.max_model_len,
@@ -65,3 +76,13 @@ def model_config(config: CacheConfig) -> dict[str, Any]:
         "eos_token_id": 1,
         "bos_token_id": 2,
     }
+    if ratio > 1:
+        size = {group.kind: group.block_size for group in config.groups}
+        model |= {
+            "architectures": ["Gemma4ForCausalLM"],
+            "model_type": "gemma4_text",
+            "head_dim": HEAD * max(sizes) // size["sliding_window"],
+            "global_head_dim": HEAD * max(sizes) // size["full"],
+            "hidden_size_per_layer_input": 0,
+        }
+    return model

@@ -1,0 +1,162 @@
+"""The real engine gives the hits that the model predicts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hitproof.model import (
+    BadInput,
+    CacheConfig,
+    Drain,
+    Group,
+    ModelTarget,
+    NotModelled,
+    Op,
+    Trace,
+    parse_op,
+)
+from hitproof.replay.engine import EngineTarget
+
+pytestmark = pytest.mark.engine
+
+SEATS, ROUNDS = 4, 3
+
+
+def window(block_size: int = 32) -> Group:
+    return Group(kind="sliding_window", block_size=block_size, window=64)
+
+
+def full(block_size: int = 32) -> Group:
+    return Group(kind="full", block_size=block_size)
+
+
+def hybrid(retention: int | None) -> CacheConfig:
+    return CacheConfig(
+        num_blocks=400,
+        groups=(window(),) * 5 + (full(),),
+        semantics="0.32.0",
+        max_num_batched_tokens=2048,
+        max_num_seqs=4,
+        max_model_len=2048,
+        retention_interval=retention,
+    )
+
+
+def small(*groups: Group, **settings: object) -> CacheConfig:
+    values = {"num_blocks": 60, "max_num_batched_tokens": 128, "max_num_seqs": 4, "max_model_len": 512}
+    return CacheConfig(groups=groups, semantics="0.32.0", **values | settings)  # type: ignore[arg-type]
+
+
+def trace(config: CacheConfig, *lines: str) -> Trace:
+    return Trace(config=config, ops=tuple(map(parse_op, lines)))
+
+
+def round_robin(config: CacheConfig, prefix: int) -> Trace:
+    """Each of four seats sends its own prefix and 8 fresh tokens, three rounds long."""
+    ops: list[Op] = []
+    for turn in range(ROUNDS):
+        for seat in range(SEATS):
+            ops += [parse_op(f"submit r{turn}s{seat} S{seat}:{prefix} u{turn}{seat}:8 out=2"), Drain()]
+    return Trace(config=config, ops=tuple(ops))
+
+
+def random_ops(seed: int) -> tuple[str, ...]:
+    """Submits that share prefixes, beside steps, aborts and resets."""
+    rng = random.Random(seed)
+    lines: list[str] = []
+    names: list[str] = []
+    for _ in range(30):
+        choice = rng.random()
+        if choice < 0.5 or not names:
+            names.append(f"r{len(names)}")
+            line = f"submit {names[-1]} {rng.choice('AB')}:{rng.randint(1, 320)} u{rng.randrange(4)}:{rng.randint(1, 60)}"
+            line += f" out={rng.choice((1, 2, 3, 36))}" + (" salt=x" if rng.random() < 0.2 else "")
+            lines.append(line)
+        elif choice < 0.85:
+            lines.append(f"step {rng.randint(1, 5)}")
+        elif choice < 0.95:
+            lines.append(f"abort {rng.choice(names)}")
+        else:
+            lines.append("reset")
+    return (*lines, "drain")
+
+
+def same_hits(engine: EngineTarget, tried: Trace) -> int:
+    """Check that engine and model agree request by request; how many requests showed a hit length."""
+    seen, expected = engine.run(tried), ModelTarget().run(tried)
+    compared = 0
+    for ours, theirs in zip(expected.requests, seen.requests, strict=True):
+        assert (ours.finished, ours.aborted) == (theirs.finished, theirs.aborted), ours.id
+        if theirs.hit_tokens is None and (ours.aborted or ours.hit_tokens is None):
+            continue
+        assert ours.hit_tokens == theirs.hit_tokens, ours.id
+        compared += 1
+    return compared
+
+
+@pytest.mark.parametrize(
+    ("retention", "prefix", "hit"), [(None, 512, 512), (None, 768, 0), (0, 1280, 1280), (0, 1600, 0)]
+)
+def test_cliff(engine: EngineTarget, retention: int | None, prefix: int, hit: int) -> None:
+    """Hits of rounds two and three are full on one side of the cliff and exactly 0 on the other."""
+    tried = round_robin(hybrid(retention), prefix)
+    run = engine.run(tried)
+    assert run.hits == (0,) * SEATS + (hit,) * (SEATS * (ROUNDS - 1))
+    assert run.hits == ModelTarget().run(tried).hits
+    assert all(request.finished for request in run.requests)
+
+
+TIGHT = small(window(), full(), num_blocks=24, retention_interval=None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_interleaved(engine: EngineTarget, seed: int) -> None:
+    """Steps, aborts, resets and preemptions between requests leave engine and model in agreement."""
+    assert same_hits(engine, trace(TIGHT, *random_ops(seed))) >= 5
+
+
+def test_output_in_prompt(engine: EngineTarget) -> None:
+    """A prompt that contains an earlier request's output hits the blocks which that request wrote."""
+    grown = trace(TIGHT, "submit a S:90 out=40", "drain", "submit b S:90 @a u:8 out=1", "drain")
+    assert engine.run(grown).hits == ModelTarget().run(grown).hits == (0, 128)
+
+
+def test_output_of_unfinished_request(engine: EngineTarget) -> None:
+    """The output of a request that has not finished is refused, and the engine stays usable."""
+    with pytest.raises(BadInput, match=r"ops\[1\]: @a: request a has not finished here; drain before"):
+        engine.run(trace(TIGHT, "submit a S:90 out=40", "submit b @a out=1"))
+    assert engine.run(trace(TIGHT, "submit a S:90 out=1", "drain")).hits == (0,)
+
+
+def test_lora_is_refused(engine: EngineTarget) -> None:
+    """LoRA is refused by name."""
+    with pytest.raises(NotModelled, match="the tiny model has no LoRA adapters"):
+        engine.run(trace(TIGHT, "submit a S:90 lora=l"))
+
+
+def test_same_run_twice(engine: EngineTarget) -> None:
+    """A trace run twice on one engine gives the same run: nothing is left of the first."""
+    tried = trace(TIGHT, *random_ops(7))
+    assert engine.run(tried) == engine.run(tried)
+
+
+def test_different_block_sizes(engine: EngineTarget) -> None:
+    """Groups of different block size are made by different head sizes."""
+    config = small(window(32), window(32), full(64), retention_interval=0)
+    assert same_hits(engine, trace(config, *random_ops(8))) >= 5
+
+
+def test_other_block_size_is_refused(engine: EngineTarget) -> None:
+    """An engine with other groups than the trace's is refused with both."""
+    with pytest.raises(
+        BadInput,
+        match="groups: the engine has window:32/64, full:32; the trace asks for window:16/64, full:16",
+    ):
+        engine.run(trace(small(window(16), full(16)), "submit a S:90", "drain"))
+
+
+def test_pool_too_small_is_refused(engine: EngineTarget) -> None:
+    """A pool that cannot hold one request of max_model_len is refused with what to change."""
+    with pytest.raises(BadInput, match="num_blocks 10 cannot hold one request of max_model_len 512: raise"):
+        engine.run(trace(small(window(), full(), num_blocks=10), "submit a S:90", "drain"))
