@@ -97,9 +97,9 @@ class LoadedVllm:
     touched: list[str] = attrs.field(factory=list)
 
 
-def load(root: Path | None, loader: str) -> LoadedVllm:
-    """Load vLLM into this process: ``core`` from the tree at ``root``; ``env`` the installed one,
-    with the tree, if any, in front of it.
+def load(root: Path, loader: str) -> LoadedVllm:
+    """Load vLLM into this process: ``core`` from the tree at ``root`` alone; ``env`` the installed
+    one with the tree in front of it.
     """
     if not __debug__:
         raise HarnessFault("worker: Python runs without assertions; unset PYTHONOPTIMIZE")
@@ -107,12 +107,11 @@ def load(root: Path | None, loader: str) -> LoadedVllm:
         del os.environ[name]
     # Events then carry block hashes as bytes, not their low 64 bits.
     os.environ["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = "0"
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     core_loader = None
     if loader == "core":
-        if root is None:
-            raise HarnessFault("core loader: no tree given")
         core_loader = core.install(root)
-    elif root is not None:
+    else:
         sys.path.insert(0, str(root))
     module = importlib.import_module
     loaded = LoadedVllm(

@@ -20,7 +20,8 @@ class ManagerTarget:
     """One tree, loaded once, for any number of traces.
 
     ``loader``: "core" executes the tree's core files on the standard library; "env" imports the whole
-    vLLM that ``python`` has, with the tree's Python files in front of it.
+    vLLM that ``python`` has, with the tree's Python files in front of it. (The tree may be that
+    vLLM's own: ``store.find`` accepts its site-packages folder.)
     """
 
     sees = frozenset({"hits", "calls", "state"})

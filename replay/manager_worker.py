@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def handlers(root: str, loader: str, name: str, version: str) -> dict[str, Callable[..., Any]]:
-    """Load vLLM once; ``root`` is the folder that contains ``vllm/``, or "" for the installed one."""
-    vllm = load(Path(root) if root else None, loader)
+    """Load vLLM once; ``root`` is the folder that contains ``vllm/``."""
+    vllm = load(Path(root), loader)
 
     def run(trace: Trace) -> Run:
         return Scheduler(trace, RealManager(vllm, trace.config)).run(name, version)
