@@ -154,8 +154,10 @@ class Story:
 
     def promised(self, length: int) -> int:
         """What a resend of ``length`` tokens hits if nothing is lost: the last aligned boundary
-        before its last token, less one unit under EAGLE.
+        before its last token, less one unit under EAGLE. Nothing with caching off.
         """
+        if not self.config.enable_prefix_caching:
+            return 0
         boundary = (length - 1) // self.unit * self.unit
         return max(0, boundary - self.unit) if self.config.use_eagle else boundary
 
@@ -219,7 +221,7 @@ class Story:
                         )
             elif subject is not None and subject.served == i:
                 predecessor = continued.get(subject.submit.request)
-                if predecessor is not None and predecessor in live:
+                if predecessor in live and self._absorbs(subject, predecessor.subject):
                     live.remove(predecessor)
                 live.append(Session(subject=subject, since=i, needs=under_way[subject.submit.request]))
                 changed = True
@@ -239,22 +241,27 @@ class Story:
         return returns, sets
 
     def _continued(self, live: list[Session], subject: Subject) -> Session | None:
-        """The live session that ``subject`` continues, the longest if several.
-
-        It continues one whose every cacheable block, output included, lies in its own prompt: what
-        it does not repeat stays a session of its own, so that nothing cached is ever left out.
+        """The live session that ``subject`` continues: the one whose promised hit, lying inside the
+        new prompt, is the longest.
         """
         best: Session | None = None
         for session in live:
             earlier = session.subject
             if earlier.submit.identity != subject.submit.identity or earlier.served is None:
                 continue
-            whole = len(earlier.keys) * self.config.key_block_size // self.unit * self.unit
-            if not self.promised(earlier.length) or common_prefix(earlier.sequence, subject.prompt) < whole:
+            promised = self.promised(earlier.length)
+            if not promised or common_prefix(earlier.prompt, subject.prompt) < promised:
                 continue
-            if best is None or earlier.length > best.subject.length:
+            if best is None or promised > self.promised(best.subject.length):
                 best = session
         return best
+
+    def _absorbs(self, subject: Subject, earlier: Subject) -> bool:
+        """Whether all of the earlier sequence that can be cached lies inside the new prompt. If not,
+        the earlier one stays live beside the new one, so that nothing cached is left out.
+        """
+        whole = len(earlier.keys) * self.config.key_block_size // self.unit * self.unit
+        return common_prefix(earlier.sequence, subject.prompt) >= whole
 
     @cached_property
     def finder(self) -> Finder:
