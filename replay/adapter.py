@@ -67,7 +67,7 @@ METHODS = (
     ("KVCacheManager.can_fit_full_sequence", "0.19.0-0.20.2", "the admission gate, called before"),
     ("KVCacheManager.get_computed_blocks", "0.26.0+", "a third value: the shared-prefix junction"),
     ("Request.shared_prefix_boundary", "0.26.0+", "set to that value before allocate_slots"),
-    ("BlockPool.cached_block_hashes_by_block", "0.26.0+", "the further keys of a block"),
+    ("BlockPool.cached_block_hashes_by_block", "0.24.0+", "the further keys of a block"),
     ("envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "0.23.0-0.28.0", "read when the coordinator is built"),
     ("BlockHashListWithBlockSize", "0.19.0-0.23.0", "a large block's hash is those of its parts in a row"),
     ("BlockStored.group_idx", "0.20.0+", "the group of an event"),

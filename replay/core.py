@@ -70,7 +70,7 @@ class _Struct:
     """``msgspec.Struct`` as far as plain construction and attribute access go."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        dataclasses.dataclass(eq=cls.__hash__ is object.__hash__)(cls)
+        dataclasses.dataclass(cls)
 
 
 class _SamplingParams:

@@ -16,7 +16,7 @@ from hitproof.model import (
 )
 from hitproof.model.semantics import parse_release
 from hitproof.replay import env, store
-from hitproof.replay.adapter import ARGUMENTS
+from hitproof.replay.adapter import ARGUMENTS, METHODS
 from hitproof.replay.lockstep import canonical
 from hitproof.replay.manager_target import ManagerTarget
 
@@ -120,6 +120,32 @@ def test_argument_table_is_what_the_trees_have(release):
             body = body[2].partition(") -> None:")
         has = f"{row.name}:" in body[0].partition("->")[0]
         assert has == named(row.releases, release), (row.name, release)
+
+
+def test_method_table_is_what_the_trees_have(release):
+    """The releases named in ``METHODS`` are those whose files have it."""
+    text = {
+        "KVCacheManager.can_fit_full_sequence": ("v1/core/kv_cache_manager.py", "def can_fit_full_sequence("),
+        "KVCacheManager.get_computed_blocks": (
+            "v1/core/kv_cache_manager.py",
+            "tuple[KVCacheBlocks, int, int]",
+        ),
+        "Request.shared_prefix_boundary": ("v1/request.py", "self.shared_prefix_boundary ="),
+        "BlockPool.cached_block_hashes_by_block": (
+            "v1/core/block_pool.py",
+            "self.cached_block_hashes_by_block",
+        ),
+        "envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL": (
+            "v1/core/kv_cache_coordinator.py",
+            "envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL",
+        ),
+        "BlockHashListWithBlockSize": ("v1/core/kv_cache_utils.py", "base = idx * self.scale_factor"),
+        "BlockStored.group_idx": ("distributed/kv_events.py", "group_idx: int | None"),
+    }
+    root = store.add(release).root / "vllm"
+    for name, releases, _ in METHODS:
+        file, sign = text[name]
+        assert (sign in (root / file).read_text()) == named(releases, release), (name, release)
 
 
 def named(releases, release):
