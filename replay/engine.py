@@ -11,8 +11,6 @@ from hitproof.model import CacheConfig, HarnessFault, NotModelled, Run, Trace, u
 from hitproof.replay import env, tiny_model
 from hitproof.replay.process import Worker
 
-START_TIMEOUT_S = 300
-
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -30,15 +28,16 @@ class EngineTarget:
 
     The engine is started for the first trace of a config and serves the following traces of the same
     config; another config ends it and starts its own. ``device``: "cpu", or "cuda" with an
-    interpreter that has the CUDA build.
+    interpreter that has the CUDA build. ``timeout_s`` bounds a start and a run.
     """
 
     name = "engine"
     sees = frozenset({"hits"})
 
-    def __init__(self, python: Path, *, device: str = "cpu") -> None:
+    def __init__(self, python: Path, *, device: str = "cpu", timeout_s: float = 300) -> None:
         self.python = python
         self.device = device
+        self.timeout_s = timeout_s
         self.version = env.release_of(python)
         self._config: CacheConfig | None = None
         self._worker: Worker | None = None
@@ -73,7 +72,7 @@ class EngineTarget:
                 name=f"vLLM {self.version} engine",
                 python=self.python,
                 env=ENVIRONMENT,
-                timeout_s=START_TIMEOUT_S,
+                timeout_s=self.timeout_s,
             )
         self._config = trace.config
         return self._worker

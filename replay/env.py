@@ -90,15 +90,20 @@ def make(release: str = NEWEST_CPU, progress: Progress = lambda _: None) -> Path
     """
     place = folder(release)
     release = place.name
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one(place.with_name(f"{place.name}.lock"), progress):
-        if (place / MARKER).is_file():
-            progress(f"vLLM {release}: ready in {place}")
-            return place / "bin" / "python"
-        if place.exists():
-            progress(f"vLLM {release}: {place} is half made; starting again")
-            shutil.rmtree(place)
-        _install(place, release, progress)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _only_one(place.with_name(f"{place.name}.lock"), progress):
+            if (place / MARKER).is_file():
+                progress(f"vLLM {release}: ready in {place}")
+                return place / "bin" / "python"
+            if place.exists():
+                progress(f"vLLM {release}: {place} is half made; starting again")
+                shutil.rmtree(place)
+            _install(place, release, progress)
+    except OSError as error:
+        raise BadInput(
+            f"{place}: cannot write the cache: {error}; set HITPROOF_CACHE to a folder you own"
+        ) from None
     return place / "bin" / "python"
 
 

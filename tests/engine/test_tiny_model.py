@@ -84,7 +84,7 @@ def test_no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def test_make_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A make that cannot install says so with the installer's last words and is not taken as made."""
+    """A make that cannot install says why, is not taken as made, and is started again."""
     monkeypatch.setenv("HITPROOF_CACHE", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     said: list[str] = []
@@ -94,7 +94,17 @@ def test_make_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         env.make("0.32.0", said.append)
     with pytest.raises(BadInput, match="it is half made"):
         env.python("0.32.0")
-    assert said[0].startswith("vLLM 0.32.0: making ")
+    with pytest.raises(BadInput, match="cannot be installed"):
+        env.make("0.32.0", said.append)
+    assert any(text.endswith("is half made; starting again") for text in said)
+
+
+def test_cache_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache folder that cannot be written is refused with what to set."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HITPROOF_CACHE", str(tmp_path / "file"))
+    with pytest.raises(BadInput, match=r"cannot write the cache: .* set HITPROOF_CACHE"):
+        env.make("0.32.0")
 
 
 def test_own_interpreter(tmp_path: Path) -> None:
