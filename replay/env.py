@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
+
 from hitproof.model import BadInput
 from hitproof.model.semantics import parse_release
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from hitproof.model import BadInput
 from hitproof.replay import env
 from hitproof.replay.engine import EngineTarget

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from hitproof.model import BadInput, CacheConfig, Group, NotModelled
 from hitproof.replay import env, tiny_model
 from hitproof.replay.engine_worker import token_id
