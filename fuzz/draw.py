@@ -6,26 +6,30 @@ import math
 from functools import cache
 
 import attrs
-from hitproof.model import BadInput, CacheConfig, Group, Semantics
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
+
+from hitproof.model import BadInput, CacheConfig, Group, Semantics
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Range:
-    """How wide configs are drawn. ``retention``: "default" leaves it to the release, "any" varies it."""
+    """How wide configs are drawn. ``retention``: "default" leaves it to the release, "any" varies it.
+    ``hybrid``: always full attention beside another kind. ``odd``: every other setting varied too.
+    """
 
     semantics: str
     retention: str = "default"
     most_groups: int = 6
     most_blocks: int = 72
     odd: bool = True
+    hybrid: bool = False
 
     @property
     def text(self) -> str:
         """The range in words, for bounds."""
         return (
-            f"vLLM {self.semantics}, retention {self.retention}, 1-{self.most_groups} groups, "
+            f"vLLM {self.semantics}, retention {self.retention}, 1-{self.most_groups} {'hybrid ' if self.hybrid else ''}groups, "
             f"4-{self.most_blocks} blocks{', every setting varied' if self.odd else ''}"
         )
 
@@ -53,7 +57,8 @@ def _groups(draw: DrawFn, wide: Range) -> tuple[Group, ...]:
     size = draw(_SIZES)
     large = size * draw(_FACTORS)
     count = draw(st.integers(1, wide.most_groups))
-    if draw(st.booleans()):
+    if draw(st.booleans()) or wide.hybrid:
+        count = max(2, count) if wide.hybrid else count
         window = Group(kind="sliding_window", block_size=size, window=_window(draw(_WINDOWS), size))
         return (*(window,) * (count - 1), Group(kind="full", block_size=large))
     groups = []

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from hypothesis import strategies as st
+from hypothesis import target
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
 from hitproof.fuzz.draw import Range, configs
 from hitproof.model import (
     Abort,
@@ -21,12 +25,16 @@ from hitproof.model import (
     resolve,
 )
 from hitproof.properties.story import Story
-from hypothesis import strategies as st
-from hypothesis import target
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 _THEN = st.sampled_from(("drain", "drain", "step", "wait"))
-_AGAIN = st.sampled_from(("same", "suffix", "extend", "branch"))
+_AGAIN = st.sampled_from(("same", "suffix", "extend", "branch", "swap"))
+_IDENTITIES = (
+    Identity(),
+    Identity(salt="a"),
+    Identity(lora="a", lora_path="a"),
+    Identity(lora="a", lora_path="b"),
+    Identity(salt="a", lora="a", lora_path="a"),
+)
 
 RETURNING = 3
 """How many of the first requests are sent again at the end of every trace."""
@@ -91,7 +99,7 @@ class TraceMachine(RuleBasedStateMachine):
         blocks=st.integers(0, 63),
         off=st.sampled_from((1, 0, -1, 2)),
         share=st.sampled_from((8, 6, 12, 4, 2)),
-        identity=st.sampled_from((Identity(),) * 6 + (Identity(salt="a"), Identity(lora="a", lora_path="a"))),
+        identity=st.sampled_from((Identity(),) * 6 + _IDENTITIES[1:3]),
         out=st.sampled_from((1, 2, 5)),
         then=_THEN,
     )
@@ -109,10 +117,12 @@ class TraceMachine(RuleBasedStateMachine):
         then=_THEN,
     )
     def again(self, choice: int, suffix: int, how: str, out: int, then: str) -> None:
-        """An earlier prompt: the same, with a fresh suffix, with its output, or its first part."""
+        """An earlier prompt: the same, with a fresh suffix, with its output, its first part, or the
+        same tokens under another salt or LoRA.
+        """
         assert self.config is not None
         name = self._earlier(choice)
-        prompt = self.prompts[name]
+        prompt, identity = self.prompts[name], self.identities[name]
         if how == "branch":
             first = prompt[0]
             stop = self.outputs[first.stream[1:]] if first.stop is None else first.stop
@@ -122,9 +132,11 @@ class TraceMachine(RuleBasedStateMachine):
             prompt = (Span(first.stream, first.start, first.start + cut),)
         elif how == "extend":
             prompt = (*prompt, Span(f"@{name}", 0, None))
-        if how != "same":
+        elif how == "swap":
+            identity = _IDENTITIES[suffix % len(_IDENTITIES)]
+        if how not in ("same", "swap"):
             prompt = (*prompt, self._new_span(1 + suffix))
-        self._submit(prompt, self.identities[name], out, then)
+        self._submit(prompt, identity, out, then)
 
     @precondition(lambda self: self.prompts)
     @rule(count=st.integers(1, 4))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 import attrs
+
 from hitproof.model import Abort, BadInput, CacheConfig, Drain, Group, Identity, Op, Span, Step, Submit, Trace
 
 Fails = Callable[[Trace], bool]

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import attrs
+
 from hitproof.model.errors import BadInput, NotModelled
 from hitproof.model.groups import Group, GroupRules, rules_of, whole_number
 from hitproof.model.semantics import NEWEST, Semantics
@@ -147,6 +148,12 @@ class CacheConfig:
     def scheduler_block_size(self) -> int:
         """LCM of the groups' block sizes: hits are multiples of it (tokens)."""
         return math.lcm(*(group.block_size for group in self.groups))
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Full attention beside another kind: what the hybrid manager is for."""
+        kinds = {group.kind for group in self.groups}
+        return "full" in kinds and len(kinds) > 1
 
     @property
     def key_block_size(self) -> int:

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 import attrs
+
 from hitproof.model.errors import BadInput
 
 if TYPE_CHECKING:

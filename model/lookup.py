@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
+
 from hitproof.model.observation import Lookup
 
 if TYPE_CHECKING:

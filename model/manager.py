@@ -81,6 +81,7 @@ class ModelManager:
         self.tables: list[dict[str, list[int]]] = [{} for _ in config.groups]
         self.written: list[dict[str, int]] = [{} for _ in config.groups]
         self.writer = Writer(config, self.pool, self.groups, self.tables, self.written)
+        self._snapshot: Snapshot | None = None
         self._caps = tuple(
             rules.admission_cap(config.max_num_batched_tokens, config.max_model_len) for rules in self.groups
         )
@@ -119,6 +120,7 @@ class ModelManager:
         self, request: Request, new_tokens: int, hit: Lookup | None, *, must_fit: bool, beside: bool
     ) -> Tables | None:
         """``allocate_slots``: gate, give back skipped blocks, check, adopt the hit, allocate, write."""
+        self._snapshot = None
         config, pool = self.config, self.pool
         adopted = hit.blocks if hit is not None and any(hit.blocks) else ((),) * len(self.groups)
         local = request.computed + (hit.hit_tokens if hit is not None else 0)
@@ -198,6 +200,7 @@ class ModelManager:
 
     def free(self, request: Request) -> None:
         """Group by group, last block first, so that the tail of the sequence is evicted first."""
+        self._snapshot = None
         for table, written, unhashed_first in zip(
             self.tables, self.written, self._unhashed_first_when_freed, strict=True
         ):
@@ -206,6 +209,7 @@ class ModelManager:
 
     def reset(self) -> bool:
         """``reset_prefix_cache``."""
+        self._snapshot = None
         return self.pool.reset()
 
     def take_events(self) -> tuple[Event, ...]:
@@ -216,6 +220,11 @@ class ModelManager:
 
     def snapshot(self) -> Snapshot:
         """Everything that the comparison with vLLM looks at."""
+        if self._snapshot is None:
+            self._snapshot = self._take_snapshot()
+        return self._snapshot
+
+    def _take_snapshot(self) -> Snapshot:
         pool = self.pool
         keys = tuple(
             None if own == NO_KEY else (pool.group_of[block], own, tuple(sorted(pool.aliases.get(block, ()))))

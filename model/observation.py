@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import attrs
+
 from hitproof.model.pool import Event
 from hitproof.model.trace import Trace
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import attrs
+
 from hitproof.model.content import NAME, Identity, Span
 from hitproof.model.errors import BadInput
 

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Literal
 
 import attrs
+
 from hitproof.model.errors import ManagerFault
 
 if TYPE_CHECKING:

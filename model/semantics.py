@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import attrs
+
 from hitproof.model.errors import BadInput, NotModelled
 
 Release = tuple[int, int, int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import attrs
+
 from hitproof.model.errors import BadInput
 from hitproof.model.manager import ModelManager
 from hitproof.model.observation import Run

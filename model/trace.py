@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+
 from hitproof.model.config import CacheConfig
 from hitproof.model.content import Tokens
 from hitproof.model.errors import BadInput

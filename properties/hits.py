@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import attrs
+
 from hitproof.model import Abort, Op, Snapshot, Span, Submit, Trace, common_prefix
 from hitproof.properties.story import Return, Story, Subject
 from hitproof.properties.verdict import Check, Finding

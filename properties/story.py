@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 import attrs
+
 from hitproof.model import (
     KeyTable,
     Lookup,
@@ -145,7 +146,11 @@ class Story:
         if i not in cache:
             previous = cache.get(i - 1)
             earlier = self.snapshot(i - 1) if i else None
-            if previous is not None and earlier is not None and earlier.index == state.index:
+            if (
+                previous is not None
+                and earlier is not None
+                and (earlier is state or earlier.index == state.index)
+            ):
                 cache[i] = previous
             else:
                 cache[i] = [frozenset(key for key, _ in index) for index in state.index]

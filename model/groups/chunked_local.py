@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
+
 from hitproof.model.groups.group import cdiv
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
+
 from hitproof.model.errors import BadInput, NotModelled
 
 if TYPE_CHECKING:

@@ -1,0 +1,93 @@
+"""Searching for violated promises: slices of a Hypothesis search, run on the cores there are."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import attrs
+import hypothesis
+from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from hitproof.fuzz.draw import Range
+from hitproof.fuzz.machine import machine_for
+from hitproof.model import ModelTarget, Run, Trace
+from hitproof.properties.known import known_for
+from hitproof.properties.registry import BY_ID
+from hitproof.properties.story import Story
+from hitproof.properties.verdict import Finding, Tally
+
+STEPS = 14
+"""Rules per trace at most."""
+
+
+class _Stop(KeyboardInterrupt):
+    """Ends a slice at once: Hypothesis neither replays nor shrinks on a KeyboardInterrupt."""
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Slice:
+    """One piece of search work: plain data, so that it can cross to a worker process.
+
+    ``examples`` bounds it by count, ``seconds`` by time; the first violation ends it. Known
+    violations of ``skip_known`` are passed over.
+    """
+
+    wide: Range
+    properties: tuple[str, ...]
+    seed: int
+    seconds: float
+    examples: int = 1_000_000
+    skip_known: frozenset[str] = frozenset()
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class SliceResult:
+    """What a slice saw: evidence and runs per property, and the first violation."""
+
+    runs: dict[str, int]
+    evidence: dict[str, int]
+    trace: Trace | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+def search(work: Slice, run_trace: Callable[[Trace], Run] | None = None) -> SliceResult:
+    """Search one slice on the model, or on ``run_trace``."""
+    tally = Tally(tuple(BY_ID[name] for name in work.properties))
+    deadline = time.monotonic() + work.seconds
+    found: list[tuple[Trace, list[Finding]]] = []
+
+    def judge(story: Story) -> None:
+        findings = [f for f in tally.add(story) if not _skipped(f, story.run.trace, work)]
+        if findings:
+            found.append((story.run.trace, findings))
+        if findings or time.monotonic() > deadline:
+            raise _Stop
+
+    machine = machine_for(work.wide, run_trace or ModelTarget().run, judge)
+    options = settings(
+        max_examples=work.examples,
+        stateful_step_count=STEPS,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.target),
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        print_blob=False,
+    )
+    before = random.getstate()
+    try:
+        run_state_machine_as_test(hypothesis.seed(work.seed)(machine), settings=options)
+    except _Stop:
+        pass
+    finally:
+        random.setstate(before)
+    trace, findings = found[0] if found else (None, [])
+    return SliceResult(runs=tally.runs, evidence=tally.evidence, trace=trace, findings=tuple(findings))
+
+
+def _skipped(finding: Finding, trace: Trace, work: Slice) -> bool:
+    return finding.property_id in work.skip_known and known_for(finding.property_id, trace) is not None

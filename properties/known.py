@@ -1,0 +1,186 @@
+"""Known violations: promises that a release is known not to keep. Data, not excuses: a search is
+demanded to find each (see ``tests/fuzz``), and a finding outside ``applies`` stays a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from hitproof.model import CacheConfig, Submit, Trace
+from hitproof.model.semantics import parse_release
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Known:
+    """``property_id`` fails from release ``since`` up to but not including ``until`` (None: still)
+    for configs that ``applies`` accepts. ``report``: the public report, or who found it.
+    """
+
+    property_id: str
+    since: str
+    until: str | None
+    when: str
+    applies: Callable[[Trace], bool] = attrs.field(repr=False)
+    report: str
+    because: str
+
+    def covers(self, trace: Trace) -> bool:
+        """Whether this entry speaks of ``trace``."""
+        release = parse_release(trace.config.semantics)
+        ended = self.until is not None and release >= parse_release(self.until)
+        return release >= parse_release(self.since) and not ended and self.applies(trace)
+
+
+def _config(test: Callable[[CacheConfig], bool]) -> Callable[[Trace], bool]:
+    return lambda trace: test(trace.config)
+
+
+@_config
+def _windowed(config: CacheConfig) -> bool:
+    return any(group.kind != "full" for group in config.groups)
+
+
+@_config
+def _any(config: CacheConfig) -> bool:
+    return config.enable_prefix_caching
+
+
+@_config
+def _crooked_chunk(config: CacheConfig) -> bool:
+    return any(group.chunk is not None and group.chunk % group.block_size for group in config.groups)
+
+
+@_config
+def _eagle_unequal(config: CacheConfig) -> bool:
+    return config.use_eagle and len({group.block_size for group in config.groups}) > 1
+
+
+@_config
+def _eagle(config: CacheConfig) -> bool:
+    return config.use_eagle and len(config.groups) > 1
+
+
+@_config
+def _windows_behind_gate(config: CacheConfig) -> bool:
+    return config.scheduler_reserve_full_isl and any(group.kind != "full" for group in config.groups)
+
+
+def _confusable(trace: Trace) -> bool:
+    """Two requests are told apart by salt, LoRA name or LoRA path."""
+    identities = {op.identity for op in trace.ops if isinstance(op, Submit)}
+    return len(identities) > 1 and any(identity.lora is not None for identity in identities)
+
+
+_OURS = "found by hitproof"
+
+KNOWN: tuple[Known, ...] = (
+    Known(
+        property_id="hit-survives-half-pool",
+        since="0.19.0",
+        until=None,
+        when="some group is not full attention",
+        applies=_windowed,
+        report="vllm#48435",
+        because="a cold prefill takes blocks for every token in every group at once, and windows it has passed "
+        "stay cached (dense) or at least pass through the queue (retention 0)",
+    ),
+    Known(
+        property_id="hit-survives-fit",
+        since="0.19.0",
+        until=None,
+        when="caching is on",
+        applies=_any,
+        report="vllm#48435",
+        because="eviction is by age alone: blocks that no later prompt can use are evicted after ones that are needed",
+    ),
+    Known(
+        property_id="hit-covers",
+        since="0.19.0",
+        until=None,
+        when="a chunk is not a multiple of its group's block size",
+        applies=_crooked_chunk,
+        report=_OURS,
+        because="the lookup starts at the chunk of the longest allowed hit, rounded down to a block: the block that "
+        "the chunk starts inside is taken as not needed",
+    ),
+    Known(
+        property_id="footprint-bounded",
+        since="0.19.0",
+        until=None,
+        when="a chunk is not a multiple of its group's block size",
+        applies=_crooked_chunk,
+        report=_OURS,
+        because="the bound of a chunked-local group lacks the extra block of a chunk that starts inside a block",
+    ),
+    *(
+        Known(
+            property_id=name,
+            since="0.19.0",
+            until=None,
+            when="EAGLE with groups of different block sizes",
+            applies=_eagle_unequal,
+            report=_OURS,
+            because="a run that reaches block 0 is aligned before the EAGLE block is dropped, and again after: one "
+            "scheduler block is lost for one block",
+        )
+        for name in ("mask-covers-lookup", "resend-hits", "extension-hits", "junction-hits")
+    ),
+    *(
+        Known(
+            property_id=name,
+            since="0.19.0",
+            until="0.20.0",
+            when="EAGLE with several groups",
+            applies=_eagle,
+            report="vllm#32802",
+            because="each group drops its last block in each pass of the fixed point",
+        )
+        for name in ("mask-covers-lookup", "resend-hits", "extension-hits", "junction-hits")
+    ),
+    Known(
+        property_id="keys-injective",
+        since="0.19.0",
+        until="0.31.0",
+        when="requests differ in salt or LoRA, and one uses LoRA",
+        applies=_confusable,
+        report="vllm#44701, vllm#30931",
+        because="salt and LoRA name enter the hash untagged, and the LoRA path does not",
+    ),
+    Known(
+        property_id="hit-content",
+        since="0.19.0",
+        until="0.31.0",
+        when="requests differ in salt or LoRA, and one uses LoRA",
+        applies=_confusable,
+        report="vllm#44701, vllm#30931",
+        because="salt and LoRA name enter the hash untagged, and the LoRA path does not",
+    ),
+    *(
+        Known(
+            property_id=name,
+            since="0.19.0",
+            until="0.20.0",
+            when="the admission gate is on and some group is not full attention",
+            applies=_windows_behind_gate,
+            report="vllm#39734",
+            because="the gate counts a windowed group as if it held the whole sequence",
+        )
+        for name in ("fits-alone-runs", "progress")
+    ),
+    Known(
+        property_id="check-implies-alloc",
+        since="0.20.0",
+        until="0.20.2",
+        when="some group is not full attention",
+        applies=_windowed,
+        report="vllm#45856",
+        because="the per-step check caps a windowed group's need, allocation does not",
+    ),
+)
+
+
+def known_for(property_id: str, trace: Trace) -> Known | None:
+    """The entry that speaks of this property and trace, if any."""
+    return next((k for k in KNOWN if k.property_id == property_id and k.covers(trace)), None)
