@@ -15,6 +15,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
+
 from hitproof.model import (
     NO_KEY,
     BadInput,
@@ -398,7 +399,9 @@ class RealManager:
         pool = self._pool
         free = tuple(block.block_id for block in pool.free_block_queue.get_all_free_blocks())
         if len(free) != pool.get_num_free_blocks():
-            raise ManagerFault("free counter", f"{pool.get_num_free_blocks()} for {len(free)} free blocks")
+            raise HarnessFault(
+                f"vLLM counts {pool.get_num_free_blocks()} free blocks, its free queue has {len(free)}"
+            )
         aliases = getattr(pool, "cached_block_hashes_by_block", {})
         tables = [manager.req_to_blocks for manager in self._types]
         live = sorted({request for table in tables for request, blocks in table.items() if blocks})

@@ -19,6 +19,7 @@ from importlib.util import spec_from_file_location
 from typing import TYPE_CHECKING, Any
 
 import attrs
+
 from hitproof.model import HarnessFault
 
 if TYPE_CHECKING:

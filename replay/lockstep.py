@@ -6,12 +6,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from hitproof.model import ManagerFault, ModelManager, Scheduler
+
+from hitproof.model import Event, ManagerFault, ModelManager, Scheduler, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hitproof.model import Event, Lookup, Manager, Request, Snapshot, Trace
+    from hitproof.model import Lookup, Manager, Request, Trace
     from hitproof.model.observation import Tables
 
 
@@ -75,18 +76,16 @@ class Lockstep:
 
     def _both(self, call: str, function: Callable[[Manager], Any]) -> Any:
         self.call = call
-        model, model_fault = _attempt(function, self._model)
-        real, real_fault = _attempt(function, self._real)
-        _same("fault", _kind(model_fault), _kind(real_fault))
-        if model_fault is not None:
-            raise model_fault
-        _same("result", model, real)
-        _same("events", canonical(self._model.take_events()), canonical(self._real.take_events()))
-        state, real_state = self._model.snapshot(), self._real.snapshot()
-        for field in attrs.fields(type(state)):
-            _same(field.name, getattr(state, field.name), getattr(real_state, field.name))
+        model, real = _attempt(function, self._model), _attempt(function, self._real)
+        _same("fault", model.fault and model.fault.kind, real.fault and real.fault.kind)
+        if model.fault is not None:
+            raise model.fault
+        _same("result", model.result, real.result)
+        _same("events", canonical(model.events), canonical(real.events))
+        for field in attrs.fields(Snapshot):
+            _same(field.name, getattr(model.state, field.name), getattr(real.state, field.name))
         self.calls += 1
-        return model
+        return model.result
 
     def add(self, request: Request) -> tuple[int, ...]:
         """See ``Manager``."""
@@ -156,15 +155,22 @@ def conform(trace: Trace, real: Manager) -> Conformance:
     return Conformance(calls=lockstep.calls, divergence=None)
 
 
-def _attempt(function: Callable[[Manager], Any], manager: Manager) -> tuple[Any, ManagerFault | None]:
+@attrs.frozen(kw_only=True, slots=True)
+class _Outcome:
+    """What one call did to one manager; without a fault the events and the state after it."""
+
+    result: Any = None
+    events: tuple[Event, ...] = ()
+    state: Snapshot | None = None
+    fault: ManagerFault | None = None
+
+
+def _attempt(function: Callable[[Manager], Any], manager: Manager) -> _Outcome:
     try:
-        return function(manager), None
+        result = function(manager)
+        return _Outcome(result=result, events=manager.take_events(), state=manager.snapshot())
     except ManagerFault as fault:
-        return None, fault
-
-
-def _kind(fault: ManagerFault | None) -> str | None:
-    return None if fault is None else fault.kind
+        return _Outcome(fault=fault)
 
 
 def _same(field: str, model: object, real: object) -> None:

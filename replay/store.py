@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import attrs
+
 from hitproof.model import BadInput, Semantics
 from hitproof.model.semantics import parse_release
 from hitproof.replay.core import EXECUTED

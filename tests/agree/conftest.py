@@ -8,6 +8,7 @@ import os
 import shutil
 
 import pytest
+
 from hitproof.model import RELEASES
 from hitproof.replay import store
 from hitproof.replay.core import EXECUTED

@@ -6,6 +6,7 @@ real manager where trees are at hand.
 
 import attrs
 import pytest
+
 from hitproof.model import RELEASES, CacheConfig, Group, ModelTarget, Trace, parse_op, under
 from hitproof.model.semantics import parse_release
 

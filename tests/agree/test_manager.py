@@ -4,6 +4,7 @@ import os
 
 import attrs
 import pytest
+
 from hitproof.model import (
     BadInput,
     CacheConfig,

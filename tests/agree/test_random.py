@@ -8,6 +8,7 @@ import os
 import random
 
 import pytest
+
 from hitproof.model import Abort, BadInput, CacheConfig, Drain, Group, Reset, Semantics, Step, Trace, parse_op
 from hitproof.model.trace import resolve
 

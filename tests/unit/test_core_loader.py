@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from hitproof.model import HarnessFault
 from hitproof.replay.core import EXECUTED, SUPPLIED, CoreLoader, StandIn
 

@@ -2,6 +2,7 @@
 
 import attrs
 import pytest
+
 from hitproof.model import CacheConfig, Event, Group, Lookup, ManagerFault, ModelManager, Trace, parse_op
 from hitproof.replay.lockstep import Lockstep, canonical, conform
 

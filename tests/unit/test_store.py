@@ -5,6 +5,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from hitproof.model import BadInput, NotModelled
 from hitproof.replay import store
 
