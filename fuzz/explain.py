@@ -6,10 +6,11 @@ A cause is only stated when the run with that one thing changed keeps the promis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import attrs
 
-from hitproof.model import BadInput, Group, ModelManager, Run, Scheduler, Trace
+from hitproof.model import BadInput, Group, ModelManager, ModelTarget, Run, Scheduler, Trace
 from hitproof.properties.story import Story
 from hitproof.properties.verdict import Property
 
@@ -19,14 +20,16 @@ class Counterfactual:
     """One change, and what the property says of the changed run."""
 
     change: str
-    holds: bool
+    outcome: Literal["holds", "still violated", "no longer at stake"]
     hits: tuple[int | None, ...]
 
     @property
     def text(self) -> str:
-        """For example ``one block more: holds (hits 0 0 64)``."""
+        """For example ``one block more: holds (hits 0 0 64)``. "no longer at stake": the changed run
+        never met the promise's condition, so it says nothing.
+        """
         hits = " ".join("-" if h is None else str(h) for h in self.hits)
-        return f"{self.change}: {'holds' if self.holds else 'still violated'} (hits {hits})"
+        return f"{self.change}: {self.outcome} (hits {hits})"
 
 
 def explain(trace: Trace, prop: Property) -> tuple[Counterfactual, ...]:
@@ -37,8 +40,13 @@ def explain(trace: Trace, prop: Property) -> tuple[Counterfactual, ...]:
             changed = run()
         except BadInput:
             continue
-        holds = prop.check(Story(changed, None)).finding is None if "rerun" not in prop.needs else True
-        found.append(Counterfactual(change=change, holds=holds, hits=changed.hits))
+        check = prop.check(Story(changed, ModelTarget().run))
+        outcome: Literal["holds", "still violated", "no longer at stake"] = "no longer at stake"
+        if check.finding is not None:
+            outcome = "still violated"
+        elif check.evidence:
+            outcome = "holds"
+        found.append(Counterfactual(change=change, outcome=outcome, hits=changed.hits))
     return tuple(found)
 
 

@@ -1,0 +1,196 @@
+"""``hitproof hunt``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import TaskID
+from rich.table import Table
+
+from hitproof.cli.common import bar, errors, fetch
+from hitproof.fuzz.hunt import Find, Plan, Report, Watcher, hunt
+from hitproof.model import BadInput, Semantics
+from hitproof.model.semantics import NEWEST
+from hitproof.properties.registry import PROPERTIES, property_of
+from hitproof.properties.verdict import Finding, Verdict
+from hitproof.replay.report import text
+from hitproof.replay.store import Tree
+
+DENSE = "0.25.0"
+"""The release that stands for dense retention: vllm#48435 was reported against it."""
+
+
+def seconds(text: str) -> float:
+    """``90``, ``90s`` or ``5m`` in seconds."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    number = text[:-1] if unit else text
+    try:
+        value = float(number) * (unit or 1)
+    except ValueError:
+        value = -1
+    if not 0 < value < 1_000_000:
+        raise click.BadParameter(
+            f"{text!r}: write seconds or minutes, for example 60s or 5m", param_hint="--budget"
+        )
+    return value
+
+
+@click.command("hunt")
+@click.option(
+    "--semantics", multiple=True, help=f"vLLM release(s) to search [default: {NEWEST} and {DENSE}]."
+)
+@click.option("--property", "properties", multiple=True, help="Property id(s) [default: all].")
+@click.option("--budget", default="60s", show_default=True, help="Search time in all.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--target",
+    type=click.Choice(["model", "manager"]),
+    default="model",
+    show_default=True,
+    help="What is searched.",
+)
+@click.option(
+    "--retention", default="default", show_default=True, help="default, any, dense or a number of tokens."
+)
+@click.option("--workers", type=click.IntRange(1, 64), help="Processes [default: one per core].")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("counterexamples/found"), show_default=True
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def hunt_command(
+    semantics: tuple[str, ...],
+    properties: tuple[str, ...],
+    budget: str,
+    seed: int,
+    target: str,
+    retention: str,
+    workers: int | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Search for violated promises, shrink them, confirm them on real vLLM, explain and store them.
+
+    Exit code 1 if a violation was found, known or new. Ctrl-C keeps what was found.
+    """
+    names = tuple(property_of(name).id for name in properties) or tuple(p.id for p in PROPERTIES)
+    releases = semantics or (NEWEST, DENSE)
+    for release in releases:
+        Semantics.of(release)
+    if retention not in ("default", "any", "dense") and not retention.isdecimal():
+        raise click.BadParameter(
+            f"{retention!r}: write default, any, dense or a number", param_hint="--retention"
+        )
+    plan = Plan(
+        semantics=releases,
+        properties=names,
+        budget_s=seconds(budget),
+        seed=seed,
+        target=target,
+        retention=retention,
+        trees=_trees(releases, required=target == "manager"),
+        out=out,
+        **({"workers": workers} if workers else {}),
+    )
+    watcher = _Shown(quiet=as_json)
+    with watcher.progress:
+        report = hunt(plan, watcher)
+    if as_json:
+        click.echo(json.dumps(_json(report), indent=2))
+    else:
+        _show(report)
+    if report.interrupted:
+        errors.print("interrupted: what was found before is kept")
+        raise click.exceptions.Exit(130)
+    if report.finds:
+        raise click.exceptions.Exit(1)
+
+
+def _trees(releases: tuple[str, ...], *, required: bool) -> dict[str, Tree]:
+    """Real vLLM for each release; without network the hunt goes on with the model alone."""
+    found = {}
+    for release in releases:
+        try:
+            found[release] = fetch(release)
+        except BadInput as error:
+            if required:
+                raise
+            errors.print(f"without real vLLM {release} (finds stay unconfirmed): {error}", markup=False)
+    return found
+
+
+class _Shown(Watcher):
+    """Progress on standard error, reports on standard output as they come."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.progress = bar()
+        self.quiet = quiet
+        self.tasks: dict[str, TaskID] = {}
+
+    def searching(self, semantics: str, elapsed_s: float, budget_s: float, runs: int) -> None:
+        if semantics not in self.tasks:
+            self.tasks[semantics] = self.progress.add_task(f"searching {semantics}", total=budget_s, note="")
+        self.progress.update(self.tasks[semantics], completed=elapsed_s, note=f"{runs} traces")
+
+    def shrinking(self, finding: Finding) -> None:
+        self.progress.console.print(
+            f"{finding.property_id}: {finding.seen}, expected {finding.expected}; shrinking", markup=False
+        )
+
+    def found(self, find: Find) -> None:
+        if self.quiet:
+            return
+        Console(highlight=False, soft_wrap=True).print(text(find.counterexample), markup=False)
+        if find.path is not None:
+            click.echo(f"stored in {find.path}\n")
+
+
+def _show(report: Report) -> None:
+    table = Table(title="what was searched")
+    for column in ("vLLM", "property", "verdict"):
+        table.add_column(column, overflow="fold")
+    for semantics, judgements in report.judgements.items():
+        for judgement in judgements:
+            known = next(
+                (
+                    f.known
+                    for f in report.finds
+                    if f.counterexample.finding.property_id == judgement.property_id
+                    and f.counterexample.trace.config.semantics == semantics
+                ),
+                None,
+            )
+            verdict = judgement.text
+            if judgement.verdict is Verdict.VIOLATED:
+                verdict += f" (known: {known.report})" if known else " (NEW)"
+            table.add_row(semantics, judgement.property_id, verdict)
+    Console(highlight=False).print(table)
+
+
+def _json(report: Report) -> dict[str, object]:
+    return {
+        "interrupted": report.interrupted,
+        "finds": [
+            {
+                "path": None if find.path is None else str(find.path),
+                "seconds": round(find.seconds, 1),
+                "known": None if find.known is None else find.known.report,
+                "counterexample": find.counterexample.to_json(),
+            }
+            for find in report.finds
+        ],
+        "verdicts": {
+            semantics: {
+                j.property_id: {
+                    "verdict": j.verdict.name,
+                    "evidence": j.evidence,
+                    "runs": j.runs,
+                    "bound": j.bound,
+                }
+                for j in judgements
+            }
+            for semantics, judgements in report.judgements.items()
+        },
+    }

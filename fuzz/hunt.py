@@ -1,0 +1,268 @@
+"""``hunt``: search, shrink, confirm, explain and store, until the budget ends."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from hitproof.fuzz.draw import Range
+from hitproof.fuzz.explain import explain
+from hitproof.fuzz.reduce import Reduced, reduce
+from hitproof.fuzz.search import Slice, SliceResult, search
+from hitproof.model import ModelTarget, Run, Target, Trace
+from hitproof.properties.known import Known, known_for
+from hitproof.properties.registry import BY_ID, HIT_QUALITY
+from hitproof.properties.story import Story
+from hitproof.properties.verdict import Finding, Judgement, Verdict
+from hitproof.replay.confirm import sight, status_of
+from hitproof.replay.counterexample import Counterexample, Sighting, store
+from hitproof.replay.manager_target import ManagerTarget
+from hitproof.replay.store import Tree
+
+SLICE_SECONDS = 5.0
+CONTEXT = multiprocessing.get_context("spawn")
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Plan:
+    """What to hunt. ``trees``: the real vLLM to confirm each semantics on, where there is one.
+
+    ``budget_s`` is for the search of all ``semantics`` together; shrinking and confirming add to it.
+    """
+
+    semantics: tuple[str, ...]
+    properties: tuple[str, ...]
+    budget_s: float = 60
+    seed: int = 0
+    workers: int = attrs.Factory(lambda: os.cpu_count() or 1)
+    target: str = "model"
+    retention: str = "default"
+    trees: dict[str, Tree] = attrs.Factory(dict)
+    out: Path | None = None
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Find:
+    """One counterexample, with what found it and whether the violation was known."""
+
+    counterexample: Counterexample
+    known: Known | None
+    seconds: float
+    path: Path | None
+
+
+@attrs.define(kw_only=True, slots=True)
+class Report:
+    """What a hunt saw: finds in order, and per semantics a verdict for every property."""
+
+    finds: list[Find] = attrs.Factory(list)
+    judgements: dict[str, list[Judgement]] = attrs.Factory(dict)
+    interrupted: bool = False
+
+
+class Watcher:
+    """Told of progress; the CLI shows it."""
+
+    def searching(self, semantics: str, elapsed_s: float, budget_s: float, runs: int) -> None:
+        """Some traces more were judged."""
+
+    def shrinking(self, finding: Finding) -> None:
+        """A violation was found and is being made small."""
+
+    def found(self, find: Find) -> None:
+        """A counterexample is ready."""
+
+
+def hunt(plan: Plan, watcher: Watcher | None = None) -> Report:
+    """Hunt until the budget ends or every property has a violation that was not known."""
+    watcher = watcher or Watcher()
+    report = Report()
+    pool = ProcessPoolExecutor(plan.workers, mp_context=CONTEXT, initializer=_ignore_interrupts)
+    try:
+        for semantics in plan.semantics:
+            _Hunter(plan, semantics, pool, watcher, report).run()
+    except KeyboardInterrupt:
+        report.interrupted = True
+    finally:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+    return report
+
+
+class _Hunter:
+    """The hunt on one release's semantics."""
+
+    def __init__(
+        self, plan: Plan, semantics: str, pool: ProcessPoolExecutor, watcher: Watcher, report: Report
+    ) -> None:
+        self.plan, self.semantics, self.pool, self.watcher, self.report = (
+            plan,
+            semantics,
+            pool,
+            watcher,
+            report,
+        )
+        self.budget = plan.budget_s / len(plan.semantics)
+        self.wanted = set(plan.properties)
+        self.skip_known: set[str] = set()
+        self.runs = dict.fromkeys(plan.properties, 0)
+        self.evidence = dict.fromkeys(plan.properties, 0)
+        self.findings: dict[str, Finding] = {}
+        self.seeds = (plan.seed * 1_000_003 + n for n in itertools.count())
+
+    def run(self) -> None:
+        """Search slices in parallel; deal with each violation as it comes."""
+        started = time.monotonic()
+        slices = self._slices()
+        pending: set[Future[SliceResult]] = set()
+        try:
+            while self.wanted:
+                elapsed = time.monotonic() - started
+                while len(pending) < self.plan.workers and elapsed < self.budget:
+                    work = next(slices)
+                    pending.add(self.pool.submit(_search, work, self._tree_root()))
+                if not pending:
+                    break
+                done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in done:
+                    self._take(future.result(), time.monotonic() - started)
+                runs = max(self.runs.values())
+                self.watcher.searching(self.semantics, min(elapsed, self.budget), self.budget, runs)
+        finally:
+            for future in pending:
+                future.cancel()
+            self.report.judgements[self.semantics] = self._judgements()
+
+    def _slices(self) -> Iterator[Slice]:
+        """Two kinds in turn: plain hybrids for hit quality, and everything varied for all."""
+        quality = tuple(p.id for p in HIT_QUALITY)
+        for n in itertools.count():
+            focus = [name for name in quality if name in self.wanted] if n % 2 == 0 else []
+            names = focus or sorted(self.wanted)
+            wide = Range(
+                semantics=self.semantics, retention=self.plan.retention, hybrid=bool(focus), odd=not focus
+            )
+            yield Slice(
+                wide=wide,
+                properties=tuple(names),
+                seed=next(self.seeds),
+                seconds=SLICE_SECONDS,
+                skip_known=frozenset(self.skip_known),
+            )
+
+    def _tree_root(self) -> Tree | None:
+        return self.plan.trees.get(self.semantics) if self.plan.target == "manager" else None
+
+    def _take(self, result: SliceResult, elapsed: float) -> None:
+        for name, runs in result.runs.items():
+            self.runs[name] += runs
+            self.evidence[name] += result.evidence[name]
+        if result.trace is None:
+            return
+        for finding in result.findings:
+            name = finding.property_id
+            known = known_for(name, result.trace)
+            if name not in self.wanted or (known is not None and name in self.skip_known):
+                continue
+            self.skip_known.add(name) if known else self.wanted.discard(name)
+            if len(self.plan.properties) == 1:
+                self.wanted.discard(name)
+            self.findings.setdefault(name, finding)
+            self.watcher.shrinking(finding)
+            find = self._make(result.trace, name, elapsed)
+            self.report.finds.append(find)
+            self.watcher.found(find)
+
+    def _make(self, trace: Trace, name: str, elapsed: float) -> Find:
+        """Shrink, confirm, explain, store."""
+        small: Reduced = self.pool.submit(shrink, trace, name).result()
+        prop = BY_ID[name]
+        model = ModelTarget()
+        finding = prop.check(Story(model.run(small.trace), model.run)).finding
+        assert finding is not None
+        sightings: list[Sighting] = [sight(small.trace, name, model)]
+        tree = self.plan.trees.get(self.semantics)
+        if tree is not None:
+            with ManagerTarget(tree) as real:
+                sightings.append(sight(small.trace, name, real))
+        known = known_for(name, small.trace)
+        found = Counterexample(
+            name="find",
+            trace=small.trace,
+            finding=finding,
+            status=status_of(sightings),
+            report=known.report if known else "",
+            found_by=f"hunt, seed {self.plan.seed}, after {elapsed:.0f} s",
+            minimality=f"{small.stopped} ({small.runs} runs)",
+            sightings=tuple(sightings),
+            counterfactuals=tuple(c.text for c in explain(small.trace, prop)),
+        )
+        path = store(found, self.plan.out) if self.plan.out is not None else None
+        if path is not None:
+            found = attrs.evolve(found, name=path.stem)
+        return Find(counterexample=found, known=known, seconds=elapsed, path=path)
+
+    def _judgements(self) -> list[Judgement]:
+        text = Range(semantics=self.semantics, retention=self.plan.retention).text
+        out = []
+        for name in self.plan.properties:
+            if name in self.findings:
+                verdict = Verdict.VIOLATED
+            elif not self.runs[name]:
+                verdict = Verdict.UNKNOWN
+            else:
+                verdict = Verdict.HOLDS if self.evidence[name] else Verdict.VACUOUS
+            out.append(
+                Judgement(
+                    property_id=name,
+                    verdict=verdict,
+                    evidence=self.evidence[name],
+                    runs=self.runs[name],
+                    bound=f"{self.runs[name]} traces; {text}" if self.runs[name] else "",
+                    finding=self.findings.get(name),
+                )
+            )
+        return out
+
+
+def shrink(trace: Trace, name: str, most_runs: int = 4000) -> Reduced:
+    """The smallest trace of the same kind: same property, known or new as before, hybrid if it was."""
+    prop = BY_ID[name]
+    target = ModelTarget()
+    known = known_for(name, trace)
+    hybrid = trace.config.is_hybrid
+
+    def fails(candidate: Trace) -> bool:
+        if candidate.config.is_hybrid is not hybrid or known_for(name, candidate) is not known:
+            return False
+        return prop.check(Story(target.run(candidate), target.run)).finding is not None
+
+    return reduce(trace, fails, most_runs)
+
+
+_targets: dict[str, Target] = {}
+
+
+def _search(work: Slice, tree: Tree | None) -> SliceResult:
+    """In a pool process: on the model, or on one real manager that the process keeps."""
+    run: Callable[[Trace], Run] | None = None
+    if tree is not None:
+        target: Any = _targets.get(str(tree.root)) or ManagerTarget(tree)
+        _targets[str(tree.root)] = target
+        run = target.run
+    return search(work, run)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C ends the hunt in the parent, which keeps what was found."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
