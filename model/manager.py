@@ -169,7 +169,7 @@ class ModelManager:
             skipped = rules.skipped_tokens(computed) // rules.block_size
             blocks = adopted[g]
             needed += max(required - max(skipped, len(blocks) + held), 0)
-            needed += sum(ref_count[b] == 0 and b != NULL for b in blocks[max(0, skipped - held) :])
+            needed += [ref_count[b] for b in blocks[max(0, skipped - held) :] if b != NULL].count(0)
         return needed
 
     def _give_back_skipped(self, request: Request, computed: int) -> None:

@@ -96,9 +96,10 @@ class BlockPool:
         own = self.key_of[block]
         if own == NO_KEY:
             return
+        self.key_of[block] = NO_KEY
         group = self.group_of[block]
         index = self.index[group]
-        for key in (own, *self.aliases.pop(block, ())):
+        for key in (own, *self.aliases.pop(block, ())) if block in self.aliases else (own,):
             holders = index[key]
             if len(holders) == 1:
                 del index[key]
@@ -106,8 +107,6 @@ class BlockPool:
                 holders.remove(block)
             if self.record_events:
                 self.emit(group, Event(kind="removed", keys=(key,)))
-        self.key_of[block] = NO_KEY
-        self.tokens_of[block] = 0
 
     def emit(self, group: int, event: Event) -> None:
         """Queue an event of ``group``."""
@@ -117,12 +116,12 @@ class BlockPool:
         """The first ``count`` free blocks, evicted from the index, with one reference each."""
         if count > len(self.free_queue):
             raise ManagerFault("pool exhausted")
-        popitem = self.free_queue.popitem
+        ref_count, key_of, popitem = self.ref_count, self.key_of, self.free_queue.popitem
         blocks = [popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
-            if self.key_of[block] != NO_KEY:
+            if key_of[block] != NO_KEY:
                 self.forget(block)
-            self.ref_count[block] = 1
+            ref_count[block] = 1
         return blocks
 
     def touch(self, blocks: Iterable[int]) -> None:
@@ -132,9 +131,10 @@ class BlockPool:
             if block == NULL:
                 ref_count[NULL] += self._null_block_counted
                 continue
-            if ref_count[block] == 0:
+            held = ref_count[block]
+            if held == 0:
                 del queue[block]
-            ref_count[block] += 1
+            ref_count[block] = held + 1
 
     def free(self, blocks: Iterable[int], *, unhashed_first: bool) -> None:
         """One reference less each. ``blocks`` are in eviction order: they join the tail of the
@@ -142,16 +142,17 @@ class BlockPool:
         """
         ref_count, queue, key_of = self.ref_count, self.free_queue, self.key_of
         head: list[int] = []
-        for block in blocks:
-            if block == NULL:
-                ref_count[NULL] -= self._null_block_counted
+        freed = list(blocks)
+        if self._null_block_counted:
+            ref_count[NULL] -= freed.count(NULL)
+        for block in filter(None, freed):  # all but NULL
+            left = ref_count[block] = ref_count[block] - 1
+            if left:
                 continue
-            ref_count[block] -= 1
-            if ref_count[block] == 0:
-                if unhashed_first and key_of[block] == NO_KEY:
-                    head.append(block)
-                else:
-                    queue[block] = None
+            if unhashed_first and key_of[block] == NO_KEY:
+                head.append(block)
+            else:
+                queue[block] = None
         for block in reversed(head):
             queue[block] = None
             queue.move_to_end(block, last=False)
@@ -164,7 +165,6 @@ class BlockPool:
             index.clear()
         self.aliases.clear()
         self.key_of = [NO_KEY] * self.num_blocks
-        self.tokens_of = [0] * self.num_blocks
         if self.record_events:
             self.events.append(Event(kind="cleared"))
         return True

@@ -8,10 +8,10 @@ starts. The same scheduler drives the model's manager and vLLM's, so both see th
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hitproof.model.errors import ManagerFault
-from hitproof.model.observation import UNSEEN, Lookup, Observation, RequestResult, Run, Snapshot, Unseen
+from hitproof.model.observation import UNSEEN, Call, Lookup, Observation, RequestResult, Run
 from hitproof.model.ops import Abort, Drain, Op, Reset, Step, Submit
 from hitproof.model.request import Request
 from hitproof.model.trace import Trace, resolve
@@ -19,7 +19,6 @@ from hitproof.model.trace import Trace, resolve
 if TYPE_CHECKING:
     from hitproof.model.manager import Manager
     from hitproof.model.observation import Tables
-    from hitproof.model.pool import Event
 
 
 class Scheduler:
@@ -35,6 +34,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.stuck: int | None = None
         self.op = 0
+        self._outputs: dict[str, int] = {}
 
     def run(self, target: str = "model", version: str = "") -> Run:
         """Do all ops, or all up to the first that the manager fails on."""
@@ -70,8 +70,8 @@ class Scheduler:
                 self._reset()
 
     def _submit(self, op: Submit) -> None:
-        outputs = {o.request: o.output_tokens for o in self.trace.ops[: self.op] if isinstance(o, Submit)}
-        tokens = resolve(op, outputs)
+        tokens = resolve(op, self._outputs)
+        self._outputs[op.request] = op.output_tokens
         request = Request(
             id=op.request,
             tokens=tokens,
@@ -82,7 +82,7 @@ class Scheduler:
         self.results[op.request] = RequestResult(id=op.request, prompt_tokens=len(tokens))
         keys = self.manager.add(request)
         self.waiting.append(request)
-        self._note(Observation(op=self.op, call="add", request=request.id, keys=keys))
+        self._note("add", request, keys=keys)
 
     def _drain(self) -> None:
         """Step until idle. Stuck: more steps without a new furthest token than recomputing all
@@ -109,12 +109,12 @@ class Scheduler:
 
     def _reset(self) -> None:
         ok = self.manager.reset()
-        self._note(Observation(op=self.op, call="reset", ok=ok))
+        self._note("reset", ok=ok)
 
     def _step(self) -> bool:
         """One step; True if some request got further than ever before."""
         self.manager.step()
-        self._note(Observation(op=self.op, call="step"))
+        self._note("step")
         budget = self.trace.config.max_num_batched_tokens
         scheduled: list[tuple[Request, int]] = []
         preempted = False
@@ -174,8 +174,8 @@ class Scheduler:
             at = request.generated
             request.tokens.append((f"@{request.id}", at, at + 1))
             keys = self.manager.append(request)
-            if self.record and keys:
-                self._note(Observation(op=self.op, call="append", request=request.id, keys=keys))
+            if keys:
+                self._note("append", request, keys=keys)
             if (
                 request.generated >= request.output_tokens
                 or request.num_tokens >= self.trace.config.max_model_len
@@ -196,7 +196,7 @@ class Scheduler:
         hit = self.manager.lookup(request)
         if self.record:
             again = self.manager.lookup(request)
-            self._note(Observation(op=self.op, call="lookup", request=request.id, hit=hit, again=again))
+            self._note("lookup", request, hit=hit, again=again)
         return hit
 
     def _allocate(self, request: Request, new: int, hit: Lookup | None = None) -> Tables | None:
@@ -210,34 +210,36 @@ class Scheduler:
             fault = error.kind
             raise
         finally:
-            computed = hit.hit_tokens if hit is not None else request.computed
             self._note(
-                Observation(
-                    op=self.op,
-                    call="allocate",
-                    request=request.id,
-                    computed=computed,
-                    new_tokens=new,
-                    must_fit=must_fit,
-                    beside=beside,
-                    hit=hit,
-                    blocks=blocks,
-                    ok=blocks is not None,
-                    fault=fault,
-                ),
+                "allocate",
+                request,
+                computed=hit.hit_tokens if hit is not None else request.computed,
+                new_tokens=new,
+                must_fit=must_fit,
+                beside=beside,
+                hit=hit,
+                blocks=blocks,
+                ok=blocks is not None,
+                fault=fault,
             )
         return blocks
 
     def _free(self, request: Request) -> None:
         self.manager.free(request)
-        self._note(Observation(op=self.op, call="free", request=request.id))
+        self._note("free", request)
 
-    def _note(self, observation: Observation) -> None:
-        """Keep ``observation`` with the events and the state after its call."""
+    def _note(self, call: Call, request: Request | None = None, *, fault: str = "", **shown: Any) -> None:
+        """Keep an ``Observation`` of ``call`` with the events and the state after it."""
         if not self.record:
             return
-        events: tuple[Event, ...] = self.manager.take_events()
-        snapshot: Snapshot | Unseen = UNSEEN if observation.fault else self.manager.snapshot()
-        object.__setattr__(observation, "events", events)
-        object.__setattr__(observation, "snapshot", snapshot)
-        self.observations.append(observation)
+        self.observations.append(
+            Observation(
+                op=self.op,
+                call=call,
+                request=request.id if request is not None else None,
+                fault=fault,
+                events=self.manager.take_events(),
+                snapshot=UNSEEN if fault else self.manager.snapshot(),
+                **shown,
+            )
+        )

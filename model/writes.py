@@ -86,23 +86,20 @@ class Writer:
         self._written[g][request.id] = end
         scale = size // self._key_size
         table = self._tables[g][request.id]
+        boundaries = self.boundaries(request, size) if self._retention is not None else ()
         mask = rules.write_mask(
-            start,
-            end,
-            self._alignment,
-            self._config.use_eagle,
-            self._retention,
-            self.boundaries(request, size),
+            start, end, self._alignment, self._config.use_eagle, self._retention, boundaries
         )
         kept = [i for i in range(start, end) if table[i] != NULL and (mask is None or mask[i - start])]
+        key_of, insert = pool.key_of, pool.insert
         for i in kept:
             block = table[i]
-            if pool.key_of[block] != NO_KEY:
+            if key_of[block] != NO_KEY:
                 # Only a partial tail that has become full may already have a key.
                 if pool.tokens_of[block] >= (i + 1) * size or self._config.rules.partial_tail == "none":
                     raise ManagerFault("assertion", f"full block {block} is already in the index")
                 pool.forget(block)
-            pool.insert(g, keys[(i + 1) * scale - 1], block, (i + 1) * size)
+            insert(g, keys[(i + 1) * scale - 1], block, (i + 1) * size)
         if pool.record_events:
             pool.emit(
                 g,

@@ -7,6 +7,7 @@ version number.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -136,16 +137,18 @@ def load(root: Path, loader: str) -> LoadedVllm:
 
 def call(api: str, function: Callable[..., Any], *args: Any, **values: Any) -> Any:
     """Call ``function`` with those of ``values`` that it has, by the rules of ``ARGUMENTS``."""
-    rows = {row.name: row for row in ARGUMENTS if row.api == api}
-    has = inspect.signature(function).parameters
-    for name, value in list(values.items()):
-        if name in has or name not in rows:
-            continue
-        neutral = rows[name].neutral
-        if neutral is not ANY and value != neutral:
-            raise HarnessFault(f"{api} of this tree has no argument {name!r}, which {value!r} needs")
-        del values[name]
+    for row in _lacking(api, getattr(function, "__func__", function)):
+        value = values.pop(row.name, row.neutral)
+        if row.neutral is not ANY and value != row.neutral:
+            raise HarnessFault(f"{api} of this tree has no argument {row.name!r}, which {value!r} needs")
     return function(*args, **values)
+
+
+@functools.cache
+def _lacking(api: str, function: Callable[..., Any]) -> tuple[Argument, ...]:
+    """The rows of ``ARGUMENTS`` that ``function`` does not have."""
+    has = inspect.signature(function).parameters
+    return tuple(row for row in ARGUMENTS if row.api == api and row.name not in has)
 
 
 class TokenIds:

@@ -28,20 +28,18 @@ class FullAttention:
         alignment: int,
     ) -> tuple[list[list[int]], int]:
         """Left to right until the first miss; then the EAGLE drop, then align down."""
-        found: list[list[int]] = [[] for _ in ids]
+        found: list[list[int]] = []
         for key in keys[: max_tokens // self.block_size]:
             holders = pool.find(key, ids)
             if holders is None:
                 break
-            for blocks, block in zip(found, holders, strict=True):
-                blocks.append(block)
-        hit = len(found[0]) * self.block_size
+            found.append(holders)
+        hit = len(found) * self.block_size
         if drop and hit > 0:
             hit -= self.block_size
         hit -= hit % alignment
-        for blocks in found:
-            del blocks[hit // self.block_size :]
-        return found, hit
+        del found[hit // self.block_size :]
+        return [[holders[i] for holders in found] for i in range(len(ids))], hit
 
     def write_mask(
         self,

@@ -42,32 +42,28 @@ class SlidingWindow:
         A shorter run counts only if it starts at block 0.
         """
         size, need = self.block_size, self.tail(drop)
-        total = max_tokens // size
-        found = [[0] * total for _ in ids]
         per_unit = alignment // size
         shift = 0 if drop and self.semantics.eagle_window_alignment == "after_drop" else 1
-        run = 0
-        for i in range(total - 1, -1, -1):
+        run: list[list[int]] = []
+        for i in range(max_tokens // size - 1, -1, -1):
             holders = pool.find(keys[i], ids)
             if holders is None:
-                run = 0
+                run.clear()
                 continue
-            if run == 0 and (i + shift) % per_unit:
+            if not run and (i + shift) % per_unit:
                 continue
-            for blocks, block in zip(found, holders, strict=True):
-                blocks[i] = block
-            run += 1
-            if run >= need:
-                end = i + run
+            run.append(holders)
+            if len(run) >= need:
+                start, end = i, i + len(run)
                 break
         else:
-            end = run - run % per_unit
+            start, end = 0, len(run) - len(run) % per_unit
+        run.reverse()
         if drop and end:
             end -= 1
             end -= end % per_unit
-        for blocks in found:
-            del blocks[end:]
-        return found, end * size
+        del run[max(0, end - start) :]
+        return [[0] * min(start, end) + [holders[g] for holders in run] for g in range(len(ids))], end * size
 
     def write_mask(
         self,
