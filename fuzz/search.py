@@ -53,16 +53,22 @@ class SliceResult:
     findings: tuple[Finding, ...] = ()
 
 
-def search(work: Slice, run_trace: Callable[[Trace], Run] | None = None) -> SliceResult:
-    """Search one slice on the model, or on ``run_trace``."""
+def search(
+    work: Slice,
+    run_trace: Callable[[Trace], Run] | None = None,
+    counts: Callable[[Trace, Finding], bool] | None = None,
+) -> SliceResult:
+    """Search one slice on the model, or on ``run_trace``. Only findings that ``counts`` accepts end it."""
     tally = Tally(tuple(BY_ID[name] for name in work.properties))
     deadline = time.monotonic() + work.seconds
     found: list[tuple[Trace, list[Finding]]] = []
 
     def judge(story: Story) -> None:
-        findings = [f for f in tally.add(story) if not _skipped(f, story.run.trace, work)]
+        trace = story.run.trace
+        findings = [f for f in tally.add(story) if not _skipped(f, trace, work)]
+        findings = [f for f in findings if counts is None or counts(trace, f)]
         if findings:
-            found.append((story.run.trace, findings))
+            found.append((trace, findings))
         if findings or time.monotonic() > deadline:
             raise _Stop
 

@@ -116,6 +116,8 @@ def drain_frees_all(story: Story) -> Check:
     """When no request is alive, no block is in use."""
     alive: set[str] = set()
     evidence = 0
+    last = len(story.observations) - 1
+    all_done = all(result.finished or result.aborted for result in story.run.requests)
     for at, seen in enumerate(story.observations):
         if seen.request is not None:
             if seen.call == "add":
@@ -123,7 +125,8 @@ def drain_frees_all(story: Story) -> Check:
             elif seen.call == "free" and story.subjects[seen.request].ended == at:
                 alive.discard(seen.request)
         state = story.snapshot(at)
-        if alive or state is None or seen.call != "free":
+        idle = (seen.call == "free" and not alive) or (at == last and all_done)
+        if not idle or state is None:
             continue
         evidence += 1
         used = [block for block, count in enumerate(state.ref_count) if count > 0 and block != NULL]

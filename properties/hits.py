@@ -110,9 +110,9 @@ def junction_hits(story: Story) -> Check:
                 continue
             if second.first_lookup < first.served:
                 continue
-            shared = min(
-                common_prefix(first.prompt, second.prompt), common_prefix(first.prompt, third.prompt)
-            )
+            shared = common_prefix(first.prompt, second.prompt)
+            if common_prefix(first.prompt, third.prompt) < shared:
+                continue
             junction = shared // story.unit * story.unit
             if junction >= min(story.promised(first.length), story.promised(second.length)):
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hitproof.model import Observation, Run, cdiv
+from hitproof.model import Drain, Submit, cdiv
 from hitproof.properties.story import Story, Subject
 from hitproof.properties.verdict import Check, Finding
 
@@ -18,44 +18,60 @@ def footprint(story: Story, subject: Subject) -> int:
     return blocks
 
 
-def _unfinished(run: Run) -> list[str]:
-    return [result.id for result in run.requests if not result.finished and not result.aborted]
+def _alive(story: Story, op: int) -> list[str]:
+    """Requests submitted before ``op`` that are not done after it."""
+    results = {result.id: result for result in story.run.requests}
+    found = []
+    for submit in story.run.trace.ops[:op]:
+        if isinstance(submit, Submit):
+            result, ended = results[submit.request], story.subjects[submit.request].ended
+            done = result.finished or result.aborted
+            if not done or (ended is not None and story.observations[ended].op > op):
+                found.append(submit.request)
+    return found
 
 
 def fits_alone_runs(story: Story) -> Check:
     """A request whose peak fits the empty pool is not refused for ever."""
-    return _stuck(story, "fits-alone-runs", only_head=True)
+    fitting = _fitting(story)
+    op = story.run.stuck
+    if op is None:
+        return Check(evidence=len(fitting))
+    refused = (seen.request for _, seen in reversed(story.calls("allocate")) if not seen.ok and seen.op <= op)
+    head = next(refused, None)
+    if head not in fitting:
+        return Check(evidence=len(fitting))
+    return _broken(story, "fits-alone-runs", op, head, len(fitting))
 
 
 def progress(story: Story) -> Check:
     """If every request fits alone, a drain ends with all of them finished."""
-    return _stuck(story, "progress", only_head=False)
+    fitting = _fitting(story)
+    op = story.run.stuck
+    if op is None and not story.run.fault:
+        drains = [i for i, done in enumerate(story.run.trace.ops) if isinstance(done, Drain)]
+        op = drains[-1] if drains else None
+    left = [] if op is None else _alive(story, op)
+    if op is None or not left or not all(name in fitting for name in left):
+        return Check(evidence=len(fitting))
+    return _broken(story, "progress", op, left[0], len(fitting))
 
 
-def _stuck(story: Story, name: str, *, only_head: bool) -> Check:
+def _fitting(story: Story) -> list[str]:
     usable = story.config.num_blocks - 1
     names = [result.id for result in story.run.requests]
-    fitting = [r for r in names if footprint(story, story.subjects[r]) <= usable]
-    evidence = len(fitting)
-    if story.run.stuck is None:
-        return Check(evidence=evidence)
-    waiting = _unfinished(story.run)
-    last = _last_refused(story)
-    head = last.request if last is not None else None
-    broken = head in fitting if only_head else all(r in fitting for r in waiting)
-    if not broken:
-        return Check(evidence=evidence)
-    subject = story.subjects[head or waiting[0]]
+    return [name for name in names if footprint(story, story.subjects[name]) <= usable]
+
+
+def _broken(story: Story, name: str, op: int, request: str, evidence: int) -> Check:
+    last = max(i for i, seen in enumerate(story.observations) if seen.op <= op)
+    usable = story.config.num_blocks - 1
     finding = Finding(
         property_id=name,
-        at=len(story.observations) - 1,
-        op=story.run.stuck,
-        request=subject.submit.request,
-        expected=f"it runs: its peak is {footprint(story, subject)} of {usable} blocks",
-        seen="no step can make progress",
+        at=last,
+        op=op,
+        request=request,
+        expected=f"it runs: its peak is {footprint(story, story.subjects[request])} of {usable} blocks",
+        seen="no step can make progress" if story.run.stuck is not None else "it is forgotten",
     )
     return Check(finding=finding, evidence=evidence)
-
-
-def _last_refused(story: Story) -> Observation | None:
-    return next((seen for _, seen in reversed(story.calls("allocate")) if not seen.ok), None)
