@@ -11,8 +11,9 @@ import click
 
 from hitproof.cli.cases import replay_command, report_command
 from hitproof.cli.conform import conform_command
-from hitproof.cli.docs import properties_command
+from hitproof.cli.documents import docs_group
 from hitproof.cli.hunt import hunt_command
+from hitproof.cli.promises import properties_command
 from hitproof.cli.run import run_command, scenario_command
 from hitproof.cli.vllm import vllm_group
 from hitproof.model import BadInput, HarnessFault
@@ -47,6 +48,7 @@ for command in (
     report_command,
     conform_command,
     properties_command,
+    docs_group,
     vllm_group,
 ):
     cli.add_command(command)

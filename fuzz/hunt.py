@@ -171,7 +171,7 @@ class _Hunter:
             return
         for finding in result.findings:
             name = finding.property_id
-            known = known_for(name, result.trace)
+            known = known_for(finding, result.trace)
             if name not in self.wanted or (known is not None and name in self.skip_known):
                 continue
             self.skip_known.add(name) if known else self.wanted.discard(name)
@@ -179,13 +179,14 @@ class _Hunter:
                 self.wanted.discard(name)
             self.findings.setdefault(name, finding)
             self.watcher.shrinking(finding)
-            find = self._make(result.trace, name, elapsed)
+            find = self._make(result.trace, finding, elapsed)
             self.report.finds.append(find)
             self.watcher.found(find)
 
-    def _make(self, trace: Trace, name: str, elapsed: float) -> Find:
+    def _make(self, trace: Trace, first: Finding, elapsed: float) -> Find:
         """Shrink, confirm, explain, store."""
-        small: Reduced = self.pool.submit(shrink, trace, name).result()
+        small: Reduced = self.pool.submit(shrink, trace, first).result()
+        name = first.property_id
         prop = BY_ID[name]
         model = ModelTarget()
         finding = prop.check(Story(model.run(small.trace), model.run)).finding
@@ -195,7 +196,7 @@ class _Hunter:
         if tree is not None:
             with ManagerTarget(tree) as real:
                 sightings.append(sight(small.trace, name, real))
-        known = known_for(name, small.trace)
+        known = known_for(finding, small.trace)
         found = Counterexample(
             name="find",
             trace=small.trace,
@@ -235,17 +236,20 @@ class _Hunter:
         return out
 
 
-def shrink(trace: Trace, name: str, most_runs: int = 4000) -> Reduced:
-    """The smallest trace of the same kind: same property, known or new as before, hybrid if it was."""
-    prop = BY_ID[name]
+def shrink(trace: Trace, finding: Finding, most_runs: int = 6000) -> Reduced:
+    """The smallest trace of the same kind: same property and cause, known or new as before, hybrid
+    if it was.
+    """
+    prop = BY_ID[finding.property_id]
     target = ModelTarget()
-    known = known_for(name, trace)
+    known = known_for(finding, trace)
     hybrid = trace.config.is_hybrid
 
     def fails(candidate: Trace) -> bool:
-        if candidate.config.is_hybrid is not hybrid or known_for(name, candidate) is not known:
+        if candidate.config.is_hybrid is not hybrid:
             return False
-        return prop.check(Story(target.run(candidate), target.run)).finding is not None
+        seen = prop.check(Story(target.run(candidate), target.run)).finding
+        return seen is not None and seen.cause == finding.cause and known_for(seen, candidate) is known
 
     return reduce(trace, fails, most_runs)
 

@@ -1,6 +1,6 @@
 """The reducer: the smallest trace on which the same property still fails, aspect by aspect.
 
-Aspects, in order: requests, other ops, groups, blocks, lengths, settings, names. Rounds repeat until
+Aspects, in order: requests, groups, blocks, lengths, settings, other ops, names. Rounds repeat until
 nothing gets smaller. A budget of runs is stated when it ends the work early.
 """
 
@@ -29,7 +29,7 @@ class _OutOfBudget(Exception):
 
 
 def reduce(
-    trace: Trace, fails: Fails, most_runs: int = 4000, progress: Callable[[Trace], None] | None = None
+    trace: Trace, fails: Fails, most_runs: int = 6000, progress: Callable[[Trace], None] | None = None
 ) -> Reduced:
     """Shrink ``trace`` while ``fails`` says that the same property fails. Raises ValueError if it
     does not fail to begin with.
@@ -59,7 +59,7 @@ def reduce(
     try:
         while True:
             before = best
-            for aspect in (_requests, _ops, _groups, _blocks, _lengths, _settings, _together):
+            for aspect in (_sequential, _requests, _groups, _blocks, _lengths, _settings, _together, _ops):
                 while True:
                     smaller = attempt(best, aspect(best))
                     if smaller is best:
@@ -95,6 +95,15 @@ def _mentions(op: Op, name: str) -> bool:
     if isinstance(op, Abort):
         return op.request == name
     return isinstance(op, Submit) and (op.request == name or any(s.stream == f"@{name}" for s in op.prompt))
+
+
+def _sequential(trace: Trace) -> Iterator[Trace]:
+    """One request after another: the plainest order, and the one that shrinks furthest."""
+    ops: list[Op] = []
+    for op in trace.ops:
+        ops += [op, Drain()] if isinstance(op, Submit) else []
+    if tuple(ops) != trace.ops:
+        yield from _with(trace, ops)
 
 
 def _requests(trace: Trace) -> Iterator[Trace]:
@@ -150,10 +159,79 @@ def _blocks(trace: Trace) -> Iterator[Trace]:
 
 
 def _together(trace: Trace) -> Iterator[Trace]:
-    """A request or group less in a smaller pool: neither change alone need fail."""
-    for fewer in (*_requests(trace), *_groups(trace)):
-        for blocks in range(trace.config.num_blocks - 1, 3, -1):
+    """A request or group less in a smaller pool, or a group less with one prompt made longer:
+    neither change alone need fail.
+    """
+    groups = trace.config.groups
+    plain = [trace]
+    for simpler in (_sequential, _repeating, _roomy):
+        plain += [t for base in plain for t in simpler(base)]
+    without = dict.fromkeys(
+        fewer
+        for base in plain
+        for i in range(len(groups))
+        for fewer in _with(base, groups=(*groups[:i], *groups[i + 1 :]))
+    )
+    longer = [t for fewer in without for t in _longer(fewer)] if len(groups) > 2 else []
+    for fewer in (*plain[1:], *_requests(trace), *without, *longer):
+        for blocks in range(trace.config.num_blocks, 3, -1):
             yield from _with(fewer, num_blocks=blocks)
+
+
+def _repeating(trace: Trace) -> Iterator[Trace]:
+    """Every later prompt on a stream made the same as the first one on it."""
+    first: dict[str, tuple[Span, ...]] = {}
+    ops = [
+        attrs.evolve(op, prompt=first.setdefault(op.prompt[0].stream, op.prompt))
+        if isinstance(op, Submit)
+        else op
+        for op in trace.ops
+    ]
+    if tuple(ops) != trace.ops:
+        yield from _with(trace, ops)
+
+
+def _roomy(trace: Trace) -> Iterator[Trace]:
+    """Small blocks made 4 tokens, and prompts that end one token after a boundary: outputs then stay
+    inside a block, which keeps the working set small.
+    """
+    for size in (1, 2, 3, 4):
+        scaled = _rescaled(trace, size, 4)
+        for base in scaled or ():
+            ops = [
+                attrs.evolve(op, prompt=tuple(_past_boundary(s) for s in op.prompt))
+                if isinstance(op, Submit)
+                else op
+                for op in base.ops
+            ]
+            yield from _with(base, ops)
+
+
+def _past_boundary(span: Span) -> Span:
+    if span.stop is None or span.start:
+        return span
+    return Span(span.stream, 0, max(4, span.stop // 4 * 4) + 1)
+
+
+def _longer(trace: Trace) -> Iterator[Trace]:
+    streams = dict.fromkeys(
+        s.stream for op in trace.ops if isinstance(op, Submit) for s in op.prompt if s.stop
+    )
+    for stream in streams:
+        for factor in (2, 3):
+            ops = [
+                attrs.evolve(op, prompt=tuple(_stretched(s, stream, factor) for s in op.prompt))
+                if isinstance(op, Submit)
+                else op
+                for op in trace.ops
+            ]
+            yield from _with(trace, ops)
+
+
+def _stretched(span: Span, stream: str, factor: int) -> Span:
+    if span.stream != stream or span.stop is None:
+        return span
+    return Span(stream, span.start, span.start + factor * (span.stop - span.start))
 
 
 def _lengths(trace: Trace) -> Iterator[Trace]:

@@ -96,4 +96,4 @@ def search(
 
 
 def _skipped(finding: Finding, trace: Trace, work: Slice) -> bool:
-    return finding.property_id in work.skip_known and known_for(finding.property_id, trace) is not None
+    return finding.property_id in work.skip_known and known_for(finding, trace) is not None

@@ -114,9 +114,9 @@ def survey(release: str, traces: int, seed: int = 0) -> Survey:
                 break
             for finding in result.findings:
                 name = finding.property_id
-                listed = known_for(name, result.trace)
+                listed = known_for(finding, result.trace)
                 if listed is not None:
                     found.known[name] = listed
                 else:
-                    found.new[name] = shrink(result.trace, name, most_runs=1500).trace
+                    found.new[name] = shrink(result.trace, finding, most_runs=1500).trace
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, TypedDict
 
 import attrs
 
@@ -150,7 +151,7 @@ def mask_covers_lookup(story: Story) -> Check:
                 request=subject.submit.request,
                 expected=f"hit {expected} if re-sent now",
                 seen=f"hit {answer.hit_tokens}",
-                reasons=_missing(story, at, subject, expected),
+                **_missing(story, at, subject, expected),
             )
             return Check(finding=finding, evidence=evidence)
     return Check(evidence=evidence)
@@ -311,7 +312,7 @@ def _short(story: Story, name: str, at: int, later: Subject, expected: int, earl
         request=later.submit.request,
         expected=f"hit {expected} (nothing of {earlier.submit.request} was evicted)",
         seen=f"hit {_hit(story, at)}",
-        reasons=_missing(story, at, later, expected),
+        **_missing(story, at, later, expected),
     )
 
 
@@ -323,13 +324,19 @@ def _lost(story: Story, name: str, back: Return, expected: str) -> Finding:
         request=back.subject.submit.request,
         expected=expected,
         seen=f"hit {back.hit.hit_tokens} of {back.expected}",
-        reasons=_missing(story, back.at, back.subject, back.expected),
+        **_missing(story, back.at, back.subject, back.expected),
     )
 
 
-def _missing(story: Story, at: int, subject: Subject, length: int) -> tuple[str, ...]:
-    """Which needed blocks the index lacks, and which allocation took each group's first one."""
+class _Missing(TypedDict):
+    cause: Literal["", "evicted", "not written", "all cached"]
+    reasons: tuple[str, ...]
+
+
+def _missing(story: Story, at: int, subject: Subject, length: int) -> _Missing:
+    """Which needed blocks the index lacks, and which allocation took each group's last one."""
     cached = story.cached_keys(at)
+    cause: Literal["", "evicted", "not written", "all cached"] = "all cached"
     key_size = story.config.key_block_size
     out = []
     for g, rules in enumerate(story.rules):
@@ -347,8 +354,10 @@ def _missing(story: Story, at: int, subject: Subject, length: int) -> tuple[str,
             None,
         )
         if gone is None:
+            cause = "not written" if cause == "all cached" else cause
             out.append(f"{where}: block {i} of the prompt was never in its index")
             continue
+        cause = "evicted"
         thief = story.observations[gone]
         state = story.snapshot(gone - 1)
         assert state is not None
@@ -358,4 +367,4 @@ def _missing(story: Story, at: int, subject: Subject, length: int) -> tuple[str,
             f"{where}: block {i} of the prompt (physical {holder}, place {place} of {len(state.free_queue)} in the free "
             f"queue) was taken by {thief.call} of {thief.request} in op {thief.op}"
         )
-    return tuple(out)
+    return {"cause": cause, "reasons": tuple(out)}

@@ -10,12 +10,14 @@ import attrs
 
 from hitproof.model import CacheConfig, Submit, Trace
 from hitproof.model.semantics import parse_release
+from hitproof.properties.verdict import Finding
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Known:
     """``property_id`` fails from release ``since`` up to but not including ``until`` (None: still)
-    for configs that ``applies`` accepts. ``report``: the public report, or who found it.
+    for traces that ``applies`` accepts. ``causes``: what may have become of the missing blocks.
+    ``report``: the public report, or who found it.
     """
 
     property_id: str
@@ -25,9 +27,12 @@ class Known:
     applies: Callable[[Trace], bool] = attrs.field(repr=False)
     report: str
     because: str
+    causes: tuple[str, ...] = ("",)
 
-    def covers(self, trace: Trace) -> bool:
-        """Whether this entry speaks of ``trace``."""
+    def covers(self, trace: Trace, finding: Finding) -> bool:
+        """Whether this entry speaks of what was found on ``trace``."""
+        if finding.property_id != self.property_id or finding.cause not in self.causes:
+            return False
         release = parse_release(trace.config.semantics)
         ended = self.until is not None and release >= parse_release(self.until)
         return release >= parse_release(self.since) and not ended and self.applies(trace)
@@ -75,6 +80,15 @@ def _confusable(trace: Trace) -> bool:
 
 _OURS = "found by hitproof"
 
+_SHORT_HITS = (
+    "hit-survives-half-pool",
+    "hit-survives-fit",
+    "mask-covers-lookup",
+    "resend-hits",
+    "extension-hits",
+    "junction-hits",
+)
+
 KNOWN: tuple[Known, ...] = (
     Known(
         property_id="hit-survives-half-pool",
@@ -83,6 +97,7 @@ KNOWN: tuple[Known, ...] = (
         when="some group is not full attention",
         applies=_windowed,
         report="vllm#48435",
+        causes=("evicted",),
         because="a cold prefill takes blocks for every token in every group at once, and windows it has passed "
         "stay cached (dense) or at least pass through the queue (retention 0)",
     ),
@@ -93,6 +108,7 @@ KNOWN: tuple[Known, ...] = (
         when="caching is on",
         applies=_any,
         report="vllm#48435",
+        causes=("evicted",),
         because="eviction is by age alone: blocks that no later prompt can use are evicted after ones that are needed",
     ),
     Known(
@@ -122,10 +138,11 @@ KNOWN: tuple[Known, ...] = (
             when="EAGLE with groups of different block sizes",
             applies=_eagle_unequal,
             report=_OURS,
+            causes=("all cached", "not written"),
             because="a run that reaches block 0 is aligned before the EAGLE block is dropped, and again after: one "
             "scheduler block is lost for one block",
         )
-        for name in ("mask-covers-lookup", "resend-hits", "extension-hits", "junction-hits")
+        for name in _SHORT_HITS
     ),
     *(
         Known(
@@ -135,9 +152,10 @@ KNOWN: tuple[Known, ...] = (
             when="EAGLE with several groups",
             applies=_eagle,
             report="vllm#32802",
+            causes=("all cached", "not written"),
             because="each group drops its last block in each pass of the fixed point",
         )
-        for name in ("mask-covers-lookup", "resend-hits", "extension-hits", "junction-hits")
+        for name in _SHORT_HITS
     ),
     Known(
         property_id="keys-injective",
@@ -181,6 +199,6 @@ KNOWN: tuple[Known, ...] = (
 )
 
 
-def known_for(property_id: str, trace: Trace) -> Known | None:
-    """The entry that speaks of this property and trace, if any."""
-    return next((k for k in KNOWN if k.property_id == property_id and k.covers(trace)), None)
+def known_for(finding: Finding, trace: Trace) -> Known | None:
+    """The entry that speaks of what was found on this trace, if any."""
+    return next((k for k in KNOWN if k.covers(trace, finding)), None)

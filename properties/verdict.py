@@ -25,7 +25,8 @@ class Verdict(IntEnum):
 class Finding:
     """One broken promise: where it broke, and expected against seen. Data first.
 
-    ``at``: index of the observation. ``reasons``: one sentence each, made from the run's data.
+    ``at``: index of the observation. ``cause``: what became of the blocks that a short hit lacks,
+    "evicted" if any was. ``reasons``: one sentence each, made from the run's data.
     """
 
     property_id: str
@@ -34,6 +35,7 @@ class Finding:
     request: str | None
     expected: str
     seen: str
+    cause: Literal["", "evicted", "not written", "all cached"] = ""
     reasons: tuple[str, ...] = ()
 
 
