@@ -179,13 +179,12 @@ class ModelManager:
             blocks = table.get(request.id)
             if skipped <= 0 or not blocks:
                 continue
-            freed = []
-            for i in range(min(skipped, len(blocks)) - 1, -1, -1):
-                if blocks[i] == NULL:
-                    break
-                freed.append(blocks[i])
-                blocks[i] = NULL
-            self.pool.free(freed, unhashed_first=self._unhashed_first_when_skipped)
+            start = end = min(skipped, len(blocks))
+            while start > 0 and blocks[start - 1] != NULL:
+                start -= 1
+            freed = blocks[start:end]
+            blocks[start:end] = [NULL] * len(freed)
+            self.pool.free(reversed(freed), unhashed_first=self._unhashed_first_when_skipped)
 
     def _adopt(self, request: Request, adopted: Tables, computed: int) -> None:
         """``add_local_computed_blocks``, once per request: null blocks stand for skipped ones."""

@@ -7,7 +7,6 @@ is looked up per group.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Literal
 
 import attrs
@@ -15,7 +14,7 @@ import attrs
 from hitproof.model.errors import ManagerFault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 NULL = 0
 NO_KEY = -1
@@ -37,6 +36,61 @@ class Event:
     lora: str | None = None
 
 
+class FreeQueue:
+    """The free blocks in eviction order, linked both ways. The null block, which is never free,
+    stands before the first and after the last.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._after = [*range(1, num_blocks), NULL]
+        self._before = [num_blocks - 1, *range(num_blocks - 1)]
+        self._length = num_blocks - 1
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        block = NULL
+        while (block := self._after[block]) != NULL:
+            yield block
+
+    def popleft(self, count: int) -> list[int]:
+        """Take the first ``count`` blocks out."""
+        blocks, block, after = [], NULL, self._after
+        for _ in range(count):
+            block = after[block]
+            blocks.append(block)
+        after[NULL] = after[block]
+        self._before[after[NULL]] = NULL
+        self._length -= count
+        return blocks
+
+    def remove(self, blocks: list[int]) -> None:
+        """Take ``blocks`` out, wherever they are."""
+        before, after = self._before, self._after
+        for block in blocks:
+            left, right = before[block], after[block]
+            after[left], before[right] = right, left
+        self._length -= len(blocks)
+
+    def append(self, blocks: list[int]) -> None:
+        """Put ``blocks`` at the tail, in this order."""
+        self._insert(self._before[NULL], blocks)
+
+    def prepend(self, blocks: list[int]) -> None:
+        """Put ``blocks`` at the head, in this order."""
+        self._insert(NULL, blocks)
+
+    def _insert(self, left: int, blocks: list[int]) -> None:
+        before, after = self._before, self._after
+        right = after[left]
+        for block in blocks:
+            after[left], before[block] = block, left
+            left = block
+        after[left], before[right] = right, left
+        self._length += len(blocks)
+
+
 class BlockPool:
     """Ref counts, the free queue in eviction order, and the index from keys to blocks."""
 
@@ -51,7 +105,7 @@ class BlockPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.ref_count = [0] * num_blocks
-        self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self.free_queue = FreeQueue(num_blocks)
         # Per group: key -> blocks that hold it, oldest first. Lookup returns the oldest.
         self.index: list[dict[int, list[int]]] = [{} for _ in range(num_groups)]
         self.group_of = [0] * num_blocks
@@ -89,7 +143,11 @@ class BlockPool:
             return
         else:
             self.aliases.setdefault(block, []).append(key)
-        self.index[group].setdefault(key, []).append(block)
+        index = self.index[group]
+        if key in index:
+            index[key].append(block)
+        else:
+            index[key] = [block]
 
     def forget(self, block: int) -> None:
         """Take ``block`` out of the index under all its keys (``_remove_cached_block_hashes``)."""
@@ -116,46 +174,40 @@ class BlockPool:
         """The first ``count`` free blocks, evicted from the index, with one reference each."""
         if count > len(self.free_queue):
             raise ManagerFault("pool exhausted")
-        ref_count, key_of, popitem = self.ref_count, self.key_of, self.free_queue.popitem
-        blocks = [popitem(last=False)[0] for _ in range(count)]
+        ref_count, key_of = self.ref_count, self.key_of
+        blocks = self.free_queue.popleft(count)
         for block in blocks:
             if key_of[block] != NO_KEY:
                 self.forget(block)
             ref_count[block] = 1
         return blocks
 
-    def touch(self, blocks: Iterable[int]) -> None:
+    def touch(self, blocks: Sequence[int]) -> None:
         """One more reference each; a free block leaves the queue."""
-        ref_count, queue = self.ref_count, self.free_queue
-        for block in blocks:
-            if block == NULL:
-                ref_count[NULL] += self._null_block_counted
-                continue
-            held = ref_count[block]
-            if held == 0:
-                del queue[block]
-            ref_count[block] = held + 1
+        ref_count = self.ref_count
+        if self._null_block_counted:
+            ref_count[NULL] += blocks.count(NULL)
+        held = [block for block in blocks if block != NULL]
+        self.free_queue.remove([block for block in held if ref_count[block] == 0])
+        for block in held:
+            ref_count[block] += 1
 
     def free(self, blocks: Iterable[int], *, unhashed_first: bool) -> None:
         """One reference less each. ``blocks`` are in eviction order: they join the tail of the
         queue in this order, but with ``unhashed_first`` those without a key join the head.
         """
-        ref_count, queue, key_of = self.ref_count, self.free_queue, self.key_of
-        head: list[int] = []
-        freed = list(blocks)
+        ref_count, key_of = self.ref_count, self.key_of
+        given = list(blocks)
         if self._null_block_counted:
-            ref_count[NULL] -= freed.count(NULL)
-        for block in filter(None, freed):  # all but NULL
+            ref_count[NULL] -= given.count(NULL)
+        head: list[int] = []
+        tail: list[int] = []
+        for block in [block for block in given if block != NULL]:
             left = ref_count[block] = ref_count[block] - 1
-            if left:
-                continue
-            if unhashed_first and key_of[block] == NO_KEY:
-                head.append(block)
-            else:
-                queue[block] = None
-        for block in reversed(head):
-            queue[block] = None
-            queue.move_to_end(block, last=False)
+            if left == 0:
+                (head if unhashed_first and key_of[block] == NO_KEY else tail).append(block)
+        self.free_queue.append(tail)
+        self.free_queue.prepend(head)
 
     def reset(self) -> bool:
         """Empty the index if no block is in use (``reset_prefix_cache``)."""
