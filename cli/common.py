@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from hitproof.model import BadInput, ModelTarget, Semantics, Target, Trace
 from hitproof.replay import env, store
-from hitproof.replay.counterexample import Counterexample
+from hitproof.replay.counterexample import Counterexample, read_text
 from hitproof.replay.engine import EngineTarget
 from hitproof.replay.manager_target import ManagerTarget
 
@@ -112,13 +112,10 @@ def bar() -> Progress:
 
 def load_trace(path: Path) -> Trace:
     """The trace of a trace file or of a counterexample file."""
-    if '"trace"' in _read(path):
-        return Counterexample.load(path).trace
-    return Trace.load(path)
-
-
-def _read(path: Path) -> str:
+    text = read_text(path)
+    if '"finding"' in text:
+        return Counterexample.loads(text, str(path)).trace
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot read it: {error}") from None
+        return Trace.loads(text)
+    except BadInput as error:
+        raise type(error)(f"{path}: {error}") from None

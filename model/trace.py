@@ -5,7 +5,6 @@ properties and counterexamples exchange.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -102,18 +101,6 @@ class Trace:
         except (json.JSONDecodeError, RecursionError) as error:
             raise BadInput(f"trace: not JSON: {error}") from None
         return cls.from_json(data)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Trace:
-        """Read a trace file; every message starts with its path."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{path}: cannot read it: {error}") from None
-        try:
-            return cls.loads(text)
-        except BadInput as error:
-            raise type(error)(f"{path}: {error}") from None
 
 
 def resolve(op: Submit, outputs: dict[str, int], where: str = "") -> Tokens:

@@ -98,18 +98,27 @@ class Counterexample:
             raise BadInput(f"{where}: not a counterexample file: {error}") from None
 
     @classmethod
+    def loads(cls, text: str, where: str) -> Counterexample:
+        """Read a file's text; every message starts with ``where``."""
+        try:
+            return cls.from_json(json.loads(text), where)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise BadInput(f"{where}: not JSON: {error}") from None
+        except BadInput as error:
+            raise type(error)(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
+
+    @classmethod
     def load(cls, path: str | Path) -> Counterexample:
         """Read a file."""
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{path}: cannot read it: {error}") from None
-        except json.JSONDecodeError as error:
-            raise BadInput(f"{path}: not JSON: {error}") from None
-        try:
-            return cls.from_json(data, str(path))
-        except BadInput as error:
-            raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        return cls.loads(read_text(path), str(path))
+
+
+def read_text(path: str | Path) -> str:
+    """A file's text; BadInput if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot read it: {error}") from None
 
 
 def write_new(path: Path, text: str) -> None:

@@ -1,0 +1,46 @@
+"""Confirming on an independent path: what finds is not what confirms, and twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hitproof.model import BadInput, HarnessFault, Target, Trace
+from hitproof.properties.registry import property_of
+from hitproof.properties.story import Story
+from hitproof.replay.counterexample import Sighting
+
+
+def sight(trace: Trace, property_id: str, target: Target) -> Sighting:
+    """Run ``trace``, read back from its file form, twice on ``target`` and judge it there.
+
+    A refusal and a harness fault are said as such: neither is a verdict.
+    """
+    prop = property_of(property_id)
+    copy = Trace.loads(trace.dumps())
+    try:
+        first, second = target.run(copy), target.run(copy)
+    except BadInput as error:
+        return Sighting(target=target.name, version=target.version, verdict="refused", detail=str(error))
+    except HarnessFault as error:
+        return Sighting(target=target.name, version=target.version, verdict="fault", detail=str(error))
+    hits = "hits " + " ".join("-" if hit is None else str(hit) for hit in first.hits)
+    version = first.version
+    if first.hits != second.hits or first.observations != second.observations:
+        return Sighting(target=target.name, version=version, verdict="unstable", detail="two runs differ")
+    story = Story(first, target.run)
+    if not prop.needs <= story.sees:
+        return Sighting(target=target.name, version=version, verdict="shown", detail=hits)
+    broken = prop.check(story).finding is not None
+    return Sighting(
+        target=target.name, version=version, verdict="reproduced" if broken else "not reproduced", detail=hits
+    )
+
+
+def status_of(sightings: Iterable[Sighting]) -> str:
+    """What the sightings make of a find: confirmed by vLLM's own code, refuted, or neither yet."""
+    real = [s for s in sightings if s.target != "model"]
+    if any(s.verdict == "reproduced" for s in real):
+        return "confirmed"
+    if any(s.verdict == "not reproduced" for s in real):
+        return "model wrong"
+    return "unconfirmed"
