@@ -57,8 +57,9 @@ def _groups(draw: DrawFn, wide: Range) -> tuple[Group, ...]:
     size = draw(_SIZES)
     large = size * draw(_FACTORS)
     count = draw(st.integers(1, wide.most_groups))
-    if draw(st.booleans()) or wide.hybrid:
-        count = max(2, count) if wide.hybrid else count
+    if wide.hybrid:
+        count = draw(st.sampled_from((4, 6, 5, 3, 2)))
+    if wide.hybrid or draw(st.booleans()):
         window = Group(kind="sliding_window", block_size=size, window=_window(draw(_WINDOWS), size))
         return (*(window,) * (count - 1), Group(kind="full", block_size=large))
     groups = []
@@ -87,7 +88,7 @@ def _configs(draw: DrawFn, wide: Range) -> CacheConfig:
     unit = math.lcm(*(group.block_size for group in groups))
     budget = draw(_BUDGETS)
     values: dict[str, object] = {
-        "num_blocks": draw(st.integers(4, wide.most_blocks)),
+        "num_blocks": draw(st.integers(12 if wide.hybrid else 4, wide.most_blocks)),
         "max_num_batched_tokens": budget if budget == 4096 else budget * unit + budget // 3,
         "max_num_seqs": draw(_SEQUENCES),
         "max_model_len": 4096,

@@ -144,10 +144,14 @@ class _Hunter:
             self.report.judgements[self.semantics] = self._judgements()
 
     def _slices(self) -> Iterator[Slice]:
-        """Two kinds in turn: plain hybrids for hit quality, and everything varied for all."""
+        """Two kinds in turn: plain hybrids for hit quality, and everything varied for all. If only
+        hit quality is wanted, three slices of the first to one of the second.
+        """
         quality = tuple(p.id for p in HIT_QUALITY)
         for n in itertools.count():
-            focus = [name for name in quality if name in self.wanted] if n % 2 == 0 else []
+            focus = [name for name in quality if name in self.wanted]
+            if n % (4 if set(focus) == self.wanted else 2) == 1:
+                focus = []
             names = focus or sorted(self.wanted)
             wide = Range(
                 semantics=self.semantics, retention=self.plan.retention, hybrid=bool(focus), odd=not focus

@@ -84,10 +84,12 @@ class TraceMachine(RuleBasedStateMachine):
         return Span(f"s{self.fresh}", 0, length)
 
     def _length(self, blocks: int, off: int, share: int) -> int:
-        """``blocks`` units of tokens, at most the pool's 1/``share``, on or beside a boundary."""
+        """``blocks`` units of tokens, on or beside a boundary. At most what fills the pool's
+        1/``share`` if every group held it all; half the pool in one group if ``share`` is 0.
+        """
         assert self.config is not None
         unit = self.config.scheduler_block_size
-        most = max(1, (self.config.num_blocks - 1) // share)
+        most = max(1, (self.config.num_blocks - 1) // (share * len(self.config.groups) or 2))
         units = 1 if blocks == 63 else 2 + blocks % most
         return max(1, min(units * unit + (off if off < 2 else unit // 2), 2048))
 
@@ -98,7 +100,7 @@ class TraceMachine(RuleBasedStateMachine):
     @rule(
         blocks=st.integers(0, 63),
         off=st.sampled_from((1, 0, -1, 2)),
-        share=st.sampled_from((8, 6, 12, 4, 2)),
+        share=st.sampled_from((2, 1, 1, 3, 0)),
         identity=st.sampled_from((Identity(),) * 6 + _IDENTITIES[1:3]),
         out=st.sampled_from((1, 2, 5)),
         then=_THEN,
@@ -117,13 +119,15 @@ class TraceMachine(RuleBasedStateMachine):
         then=_THEN,
     )
     def again(self, choice: int, suffix: int, how: str, out: int, then: str) -> None:
-        """An earlier prompt: the same, with a fresh suffix, with its output, its first part, or the
-        same tokens under another salt or LoRA.
+        """An earlier prompt: the same, with a fresh suffix, with its output, its first part with
+        a suffix that fills a block, or the same tokens under another salt or LoRA.
         """
         assert self.config is not None
         name = self._earlier(choice)
         prompt, identity = self.prompts[name], self.identities[name]
+        length = 1 + suffix
         if how == "branch":
+            length += self.config.scheduler_block_size
             first = prompt[0]
             stop = self.outputs[first.stream[1:]] if first.stop is None else first.stop
             if stop - first.start < 2:
@@ -135,7 +139,7 @@ class TraceMachine(RuleBasedStateMachine):
         elif how == "swap":
             identity = _IDENTITIES[suffix % len(_IDENTITIES)]
         if how not in ("same", "swap"):
-            prompt = (*prompt, self._new_span(1 + suffix))
+            prompt = (*prompt, self._new_span(length))
         self._submit(prompt, identity, out, then)
 
     @precondition(lambda self: self.prompts)
