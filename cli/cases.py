@@ -1,17 +1,23 @@
-"""``hitproof replay`` and ``hitproof report``."""
+"""``hitproof replay``, ``hitproof report`` and ``hitproof adopt``."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import attrs
 import click
 
-from hitproof.cli.common import open_target, target_options
+from hitproof.cli.common import fetch, open_target, target_options
+from hitproof.fuzz.explain import explain
 from hitproof.model import BadInput, ModelTarget, Semantics
+from hitproof.properties.known import known_for
+from hitproof.properties.registry import property_of
+from hitproof.properties.story import Story
 from hitproof.replay import report
-from hitproof.replay.confirm import sight
-from hitproof.replay.counterexample import Counterexample
+from hitproof.replay.confirm import sight, status_of
+from hitproof.replay.counterexample import Counterexample, stored, write_new
+from hitproof.replay.manager_target import ManagerTarget
 
 
 @click.command("replay")
@@ -61,3 +67,37 @@ def report_command(case: Path, form: str) -> None:
     """Print a counterexample's report: as text, as Markdown, or its timeline as SVG."""
     loaded = Counterexample.load(case)
     click.echo({"text": report.text, "markdown": report.markdown, "svg": report.svg}[form](loaded))
+
+
+@click.command("adopt")
+@click.argument("case", type=click.Path(path_type=Path))
+@click.option("--release", multiple=True, help="vLLM release(s) to replay it on [default: the trace's].")
+@click.option("--into", type=click.Path(path_type=Path), default=Path("counterexamples"), show_default=True)
+def adopt_command(case: Path, release: tuple[str, ...], into: Path) -> None:
+    """Give a find the next number (CE-0001, ...), with its verdict on each release's own manager.
+
+    A release that refuses the config is recorded as such. Run `hitproof docs write` afterwards.
+    """
+    loaded = Counterexample.load(case)
+    prop = property_of(loaded.finding.property_id)
+    model = ModelTarget()
+    finding = prop.check(Story(model.run(loaded.trace), model.run)).finding
+    if finding is None:
+        raise BadInput(f"{case}: the model keeps {prop.id} on this trace; there is nothing to adopt")
+    sightings = [sight(loaded.trace, prop.id, model)]
+    for name in release or (loaded.trace.config.semantics,):
+        with ManagerTarget(fetch(name)) as target:
+            sightings.append(sight(loaded.trace, prop.id, target))
+    known = known_for(finding, loaded.trace)
+    adopted = attrs.evolve(
+        loaded,
+        name=f"CE-{len(stored(into)) + 1:04d}",
+        finding=finding,
+        status=status_of(s for s in sightings if s.version == loaded.trace.config.semantics),
+        report=known.report if known else "",
+        sightings=tuple(sightings),
+        counterfactuals=tuple(c.text for c in explain(loaded.trace, prop)),
+    )
+    path = into / f"{adopted.name}.json"
+    write_new(path, json.dumps(adopted.to_json(), indent=2) + "\n")
+    click.echo(str(path))

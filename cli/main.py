@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from hitproof.cli.cases import replay_command, report_command
+from hitproof.cli.cases import adopt_command, replay_command, report_command
 from hitproof.cli.conform import conform_command
 from hitproof.cli.documents import docs_group
 from hitproof.cli.hunt import hunt_command
@@ -46,6 +46,7 @@ for command in (
     hunt_command,
     replay_command,
     report_command,
+    adopt_command,
     conform_command,
     properties_command,
     docs_group,

@@ -6,17 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from hitproof.model import BadInput
 from hitproof.replay import env
 from hitproof.replay.engine import EngineTarget
 
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[EngineTarget]:
-    """The engine of the newest environment; skipped where none was made."""
-    try:
-        python = env.python()
-    except BadInput as error:
-        pytest.skip(str(error))
-    with EngineTarget(python) as target:
+    """The engine of the newest environment, which is made first where there is none."""
+    with EngineTarget(env.make(progress=print)) as target:
         yield target

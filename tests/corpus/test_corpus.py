@@ -1,0 +1,53 @@
+"""Every stored counterexample, replayed on the model and on real vLLM."""
+
+from pathlib import Path
+
+import pytest
+
+from hitproof.model import ModelTarget, Trace
+from hitproof.properties.registry import BY_ID
+from hitproof.properties.story import Story
+from hitproof.replay import store
+from hitproof.replay.confirm import sight
+from hitproof.replay.counterexample import Counterexample, stored
+from hitproof.replay.manager_target import ManagerTarget
+
+FOLDER = Path(__file__).resolve().parents[2] / "counterexamples"
+CASES = stored(FOLDER)
+
+
+def test_there_is_a_corpus():
+    """At least the first counterexample, the cliff of vllm#48435, is stored."""
+    assert CASES[0].name == "CE-0001"
+    assert CASES[0].report == "vllm#48435"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_model_still_breaks_the_promise_the_same_way(case):
+    """The stored finding is what judging the stored trace finds now, to the letter."""
+    run = ModelTarget().run(case.trace)
+    finding = BY_ID[case.finding.property_id].check(Story(run, ModelTarget().run)).finding
+    assert finding == case.finding
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_real_vllm_does_what_the_file_says(case):
+    """Each release's own manager reproduces the case, or does not, as its sightings say."""
+    said = [s for s in case.sightings if s.target == "manager (core)" and s.version in ("0.25.0", "0.32.0")]
+    said += [
+        s
+        for s in case.sightings
+        if s.version == case.trace.config.semantics and s.target != "model" and s not in said
+    ]
+    assert said
+    for sighting in said:
+        with ManagerTarget(store.add(sighting.version)) as target:
+            assert sight(case.trace, case.finding.property_id, target) == sighting
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_files_survive_a_round_trip(case):
+    """Reading back what is written gives the same case, and its trace the same text."""
+    assert Counterexample.from_json(case.to_json(), "x") == case
+    assert Trace.loads(case.trace.dumps()).dumps() == case.trace.dumps()
