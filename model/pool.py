@@ -107,7 +107,7 @@ class BlockPool:
         self.ref_count = [0] * num_blocks
         self.free_queue = FreeQueue(num_blocks)
         # Per group: key -> blocks that hold it, oldest first. Lookup returns the oldest.
-        self.index: list[dict[int, list[int]]] = [{} for _ in range(num_groups)]
+        self.index: list[dict[int, tuple[int, ...]]] = [{} for _ in range(num_groups)]
         self.group_of = [0] * num_blocks
         self.key_of = [NO_KEY] * num_blocks
         # Length of the prefix that key_of names, in tokens, counted from its block's own request.
@@ -144,10 +144,7 @@ class BlockPool:
         else:
             self.aliases.setdefault(block, []).append(key)
         index = self.index[group]
-        if key in index:
-            index[key].append(block)
-        else:
-            index[key] = [block]
+        index[key] = (*index[key], block) if key in index else (block,)
 
     def forget(self, block: int) -> None:
         """Take ``block`` out of the index under all its keys (``_remove_cached_block_hashes``)."""
@@ -158,11 +155,9 @@ class BlockPool:
         group = self.group_of[block]
         index = self.index[group]
         for key in (own, *self.aliases.pop(block, ())) if block in self.aliases else (own,):
-            holders = index[key]
-            if len(holders) == 1:
-                del index[key]
-            else:
-                holders.remove(block)
+            holders = index.pop(key)
+            if len(holders) > 1:
+                index[key] = tuple(holder for holder in holders if holder != block)
             if self.record_events:
                 self.emit(group, Event(kind="removed", keys=(key,)))
 
@@ -197,15 +192,19 @@ class BlockPool:
         queue in this order, but with ``unhashed_first`` those without a key join the head.
         """
         ref_count, key_of = self.ref_count, self.key_of
-        given = list(blocks)
-        if self._null_block_counted:
-            ref_count[NULL] -= given.count(NULL)
+        null_references = ref_count[NULL]
         head: list[int] = []
         tail: list[int] = []
-        for block in [block for block in given if block != NULL]:
+        for block in blocks:
             left = ref_count[block] = ref_count[block] - 1
-            if left == 0:
-                (head if unhashed_first and key_of[block] == NO_KEY else tail).append(block)
+            if left or block == NULL:
+                continue
+            if unhashed_first and key_of[block] == NO_KEY:
+                head.append(block)
+            else:
+                tail.append(block)
+        if not self._null_block_counted:
+            ref_count[NULL] = null_references
         self.free_queue.append(tail)
         self.free_queue.prepend(head)
 

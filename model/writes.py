@@ -90,22 +90,24 @@ class Writer:
         mask = rules.write_mask(
             start, end, self._alignment, self._config.use_eagle, self._retention, boundaries
         )
-        kept = [i for i in range(start, end) if table[i] != NULL and (mask is None or mask[i - start])]
-        kept_keys = [keys[(i + 1) * scale - 1] for i in kept]
-        for i, key in zip(kept, kept_keys, strict=True):
+        kept = []
+        for i in range(start, end):
             block = table[i]
+            if block == NULL or (mask is not None and not mask[i - start]):
+                continue
+            kept.append(i)
             if pool.key_of[block] != NO_KEY:
                 # Only a partial tail that has become full may already have a key.
                 if pool.tokens_of[block] >= (i + 1) * size or self._config.rules.partial_tail == "none":
                     raise ManagerFault("assertion", f"full block {block} is already in the index")
                 pool.forget(block)
-            pool.insert(g, key, block, (i + 1) * size)
+            pool.insert(g, keys[(i + 1) * scale - 1], block, (i + 1) * size)
         if pool.record_events:
             pool.emit(
                 g,
                 Event(
                     kind="stored",
-                    keys=tuple(kept_keys),
+                    keys=tuple(keys[(i + 1) * scale - 1] for i in kept),
                     parent=keys[start * scale - 1] if start else NO_KEY,
                     tokens=request.tokens.slice(start * size, end * size),
                     block_size=size,
