@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import click
 
-from hitproof.cli.common import fetch, open_target, target_options
+from hitproof.cli.common import fetch, open_target, plain, target_options
 from hitproof.fuzz.explain import explain
 from hitproof.model import BadInput, ModelTarget, Semantics
 from hitproof.properties.known import known_for
@@ -45,8 +45,10 @@ def replay_command(
         out = {"case": loaded.name, "target": seen.target, "version": seen.version, "verdict": verdict}
         click.echo(json.dumps({**out, "seen": seen.detail, "expected": expected.detail}, indent=2))
     else:
-        click.echo(f"{loaded.name} ({loaded.finding.property_id}) on {seen.target} {seen.version}: {verdict}")
-        click.echo(f"  model:  {expected.detail}\n  target: {seen.detail}")
+        click.echo(
+            plain(f"{loaded.name} ({loaded.finding.property_id}) on {seen.target} {seen.version}: {verdict}")
+        )
+        click.echo(plain(f"  model:  {expected.detail}\n  target: {seen.detail}"))
     raise click.exceptions.Exit({"reproduced": 0, "refused": 2, "fault": 3}.get(verdict, 1))
 
 
@@ -66,7 +68,7 @@ def _model(version: str) -> ModelTarget:
 def report_command(case: Path, form: str) -> None:
     """Print a counterexample's report: as text, as Markdown, or its timeline as SVG."""
     loaded = Counterexample.load(case)
-    click.echo({"text": report.text, "markdown": report.markdown, "svg": report.svg}[form](loaded))
+    click.echo(plain({"text": report.text, "markdown": report.markdown, "svg": report.svg}[form](loaded)))
 
 
 @click.command("adopt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from hitproof.model import BadInput, ModelTarget, Semantics, Target, Trace
+from hitproof.model import BadInput, ModelTarget, Semantics, Target, Trace, shown
 from hitproof.replay import env, store
 from hitproof.replay.counterexample import Counterexample, read_text
 from hitproof.replay.engine import EngineTarget
@@ -61,19 +62,21 @@ def target_options(default: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 @contextmanager
 def open_target(
-    name: str, semantics: str, vllm: str | None, python: Path | None, device: str
+    name: str, semantics: str, vllm: str | None, python: Path | None, device: str, *, record: bool = True
 ) -> Iterator[Target]:
-    """The chosen target; what it needs is fetched first."""
+    """The chosen target; what it needs is fetched first. ``record``: keep every call's state."""
+    if device != "cpu" and name != "engine":
+        raise BadInput(f"--device {device}: for --target engine only, not {name}; remove it")
     if name == "model":
-        if vllm is not None:
-            Semantics.of(vllm)
-        yield ModelTarget(vllm)
+        if python is not None:
+            raise BadInput("--vllm-python: for --target manager or engine, not model; remove it")
+        yield ModelTarget(None if vllm is None else Semantics.of(vllm).release, record=record)
     elif name == "manager":
-        tree = fetch(vllm or semantics)
-        with ManagerTarget(tree, "core" if python is None else "env", python) as manager:
+        tree = fetch(semantics if vllm is None else vllm)
+        with ManagerTarget(tree, "core" if python is None else "env", python, record=record) as manager:
             yield manager
     else:
-        interpreter = env.python(vllm or env.NEWEST_CPU, python)
+        interpreter = env.python(env.NEWEST_CPU if vllm is None else vllm, python)
         with EngineTarget(interpreter, device=device) as engine:
             yield engine
 
@@ -93,7 +96,11 @@ def fetch(spec: str) -> store.Tree:
 def spinner(title: str) -> Iterator[Callable[[str], None]]:
     """A spinner on standard error with the last line of progress."""
     with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=errors, transient=True
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
     ) as progress:
         task = progress.add_task(title)
         yield lambda line: progress.update(task, description=f"{title}: {line.strip()[:80]}")
@@ -102,11 +109,28 @@ def spinner(title: str) -> Iterator[Callable[[str], None]]:
 def bar() -> Progress:
     """A progress bar on standard error."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
         console=errors,
+    )
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def plain(text: str) -> str:
+    """``text`` of a file or of a tree's output without what a terminal would obey."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def retention_option(text: str, words: tuple[str, ...]) -> str:
+    """``text`` if it is one of ``words`` or a number of tokens."""
+    if text in words or re.fullmatch(r"[0-9]{1,9}", text):
+        return text
+    raise click.BadParameter(
+        f"{shown(text)}: write {', '.join(words)} or a number of tokens", param_hint="--retention"
     )
 
 

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
-from hitproof.cli.common import bar, errors, fetch
+from hitproof.cli.common import bar, errors, fetch, plain, retention_option
 from hitproof.fuzz.hunt import Find, Plan, Report, Watcher, hunt
-from hitproof.model import BadInput, Semantics
+from hitproof.model import BadInput, Semantics, shown
 from hitproof.model.semantics import NEWEST
-from hitproof.properties.registry import PROPERTIES, property_of
+from hitproof.properties.registry import BY_ID, property_of
 from hitproof.properties.verdict import Finding, Verdict
+from hitproof.replay.counterexample import check_folder
 from hitproof.replay.report import text
 from hitproof.replay.store import Tree
 
@@ -33,7 +34,7 @@ def seconds(text: str) -> float:
         value = -1
     if not 0 < value < 1_000_000:
         raise click.BadParameter(
-            f"{text!r}: write seconds or minutes, for example 60s or 5m", param_hint="--budget"
+            f"{shown(text)}: write seconds or minutes, for example 60s or 5m", param_hint="--budget"
         )
     return value
 
@@ -75,18 +76,21 @@ def hunt_command(
 
     Exit code 1 if a violation was found, known or new. Ctrl-C keeps what was found.
     """
-    names = tuple(property_of(name).id for name in properties) or tuple(p.id for p in PROPERTIES)
-    releases = semantics or (NEWEST, DENSE)
-    for release in releases:
-        Semantics.of(release)
-    if retention not in ("default", "any", "dense") and not retention.isdecimal():
-        raise click.BadParameter(
-            f"{retention!r}: write default, any, dense or a number", param_hint="--retention"
-        )
+    names = tuple(property_of(name).id for name in dict.fromkeys(properties)) or tuple(BY_ID)
+    releases = tuple(dict.fromkeys(Semantics.of(release).release for release in semantics or (NEWEST, DENSE)))
+    if retention_option(retention, ("default", "any", "dense")).isdecimal():
+        for release in releases:
+            if not Semantics.of(release).retention:
+                raise BadInput(
+                    f"--retention {retention}: needs vLLM 0.23.0 or newer, not {release}; "
+                    "remove it or name other releases with --semantics"
+                )
+    search_s = seconds(budget)
+    check_folder(out)
     plan = Plan(
         semantics=releases,
         properties=names,
-        budget_s=seconds(budget),
+        budget_s=search_s,
         seed=seed,
         target=target,
         retention=retention,
@@ -142,7 +146,7 @@ class _Shown(Watcher):
     def found(self, find: Find) -> None:
         if self.quiet:
             return
-        Console(highlight=False, soft_wrap=True).print(text(find.counterexample), markup=False)
+        Console(highlight=False, soft_wrap=True).print(plain(text(find.counterexample)), markup=False)
         if find.path is not None:
             click.echo(f"stored in {find.path}\n")
 

@@ -1,11 +1,13 @@
 """The command line. Exit codes: 0 all well, 1 a promise is violated or a case is not reproduced,
-2 bad input, 3 a harness fault, 130 interrupted.
+2 bad input, 3 a harness fault, 130 interrupted, 141 the reader of a pipe went away.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
+from typing import Any
 
 import click
 
@@ -18,8 +20,27 @@ from hitproof.cli.run import run_command, scenario_command
 from hitproof.cli.vllm import vllm_group
 from hitproof.model import BadInput, HarnessFault
 
+CLOSED_PIPE = 141
+"""128 + SIGPIPE, as shells say it: neither "all well" nor "violated" may be read into a closed pipe."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+class Cli(click.Group):
+    """A group that exits with CLOSED_PIPE; left to themselves, click and rich would exit with 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command and flush what it printed."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except (BrokenPipeError, SystemExit) as error:
+            if isinstance(error, SystemExit) and error.code != 1:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+            raise click.exceptions.Exit(CLOSED_PIPE) from None
+        return result
+
+
+@click.group(cls=Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="hitproof")
 def cli() -> None:
     """Prove, break and replay the promises of vLLM's hybrid KV-cache manager about prefix-cache hits.
@@ -58,11 +79,19 @@ for command in (
 def main() -> None:
     """The console script: every error of ours is one message."""
     try:
-        cli.main(standalone_mode=False)
-    except click.exceptions.Exit as leave:
-        sys.exit(leave.exit_code)
-    except click.ClickException as error:
+        # Outside its standalone mode, click returns the exit code of a command that exits.
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(2)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "hitproof"
+        what = " ".join(error.format_message().split()).removesuffix(".")
+        click.echo(f"{command}: {what}; see `{command} --help`", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        click.echo(f"hitproof: {error.format_message()}", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
@@ -73,6 +102,17 @@ def main() -> None:
     except HarnessFault as error:
         click.echo(f"hitproof: harness fault (says nothing about any promise): {error}", err=True)
         sys.exit(3)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+    except MemoryError:
+        click.echo("hitproof: harness fault (says nothing about any promise): out of memory", err=True)
+        sys.exit(3)
+    except OSError as error:
+        click.echo(f"hitproof: harness fault (says nothing about any promise): {error}", err=True)
+        sys.exit(3)
+    except Exception as error:
+        click.echo(traceback.format_exc(), err=True)
+        click.echo(
+            f"hitproof: harness fault (says nothing about any promise): {type(error).__name__}: {error}; "
+            "please report it with the lines above",
+            err=True,
+        )
+        sys.exit(3)

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hitproof.cli.common import load_trace, open_target, target_options
+from hitproof.cli.common import load_trace, open_target, plain, retention_option, target_options
 from hitproof.model import CacheConfig, Drain, Group, Op, Run, Span, Submit, Trace
 from hitproof.model.config import DEFAULT
 from hitproof.model.semantics import NEWEST
@@ -25,7 +25,7 @@ def run_command(
 ) -> None:
     """Run TRACE (a trace or counterexample file) and print what became of each request."""
     loaded = load_trace(trace)
-    with open_target(target, loaded.config.semantics, vllm, vllm_python, device) as chosen:
+    with open_target(target, loaded.config.semantics, vllm, vllm_python, device, record=False) as chosen:
         run = chosen.run(loaded)
     if as_json:
         click.echo(json.dumps(run_json(run), indent=2))
@@ -62,7 +62,7 @@ def _remarks(run: Run) -> list[str]:
     if run.stuck is not None:
         out.append(f"no progress is possible at op {run.stuck} ({run.trace.ops[run.stuck]})")
     if run.fault:
-        out.append(f"the manager failed: {run.fault}")
+        out.append(f"the manager failed: {plain(run.fault)}")
     return out
 
 
@@ -131,18 +131,15 @@ def round_robin(
         *(Group(kind="sliding_window", block_size=block_size, window=window),) * window_groups,
         *(Group(kind="full", block_size=block_size),) * full_groups,
     )
-    if retention not in ("default", "dense") and not retention.isdecimal():
-        raise click.BadParameter(
-            f"{retention!r}: write default, dense, 0 or a number of tokens", param_hint="--retention"
-        )
-    interval = {"default": DEFAULT, "dense": None}.get(retention, retention)
+    chosen = retention_option(retention, ("default", "dense"))
+    interval = {"default": DEFAULT, "dense": None}.get(chosen, chosen)
     config = CacheConfig(
         num_blocks=num_blocks,
         groups=groups,
         semantics=semantics,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
-        retention_interval=int(interval) if isinstance(interval, str) and interval.isdecimal() else interval,
+        retention_interval=int(chosen) if chosen.isdecimal() else interval,
     )
     trace = Trace(
         config=config,

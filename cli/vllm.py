@@ -7,6 +7,7 @@ import json
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hitproof.cli.common import spinner
 from hitproof.replay import env, store
@@ -46,11 +47,11 @@ def show(as_json: bool) -> None:
         ]
         click.echo(json.dumps(out, indent=2))
         return
-    table = Table(title=f"vLLM trees ({env.cache_folder()})")
+    table = Table(title=Text(f"vLLM trees ({env.cache_folder()})"))
     for column in ("version", "rules of", "folder", "state"):
         table.add_column(column, overflow="fold")
     for tree in trees:
-        table.add_row(tree.version, tree.semantics, str(tree.root), tree.problem or "ok")
+        table.add_row(*map(Text, (tree.version, tree.semantics, str(tree.root), tree.problem or "ok")))
     Console(highlight=False).print(table)
 
 

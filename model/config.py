@@ -7,9 +7,17 @@ from typing import Any
 
 import attrs
 
-from hitproof.model.errors import BadInput, NotModelled
+from hitproof.model.errors import BadInput, NotModelled, shown
 from hitproof.model.groups import Group, GroupRules, rules_of, whole_number
 from hitproof.model.semantics import NEWEST, Semantics
+
+MOST_BLOCKS = 10_000_000
+"""The largest pool (blocks): several times what a machine with the largest cards has."""
+
+MOST_TOKENS = 10_000_000
+"""The longest sequence (``max_model_len``, in tokens)."""
+
+MOST_GROUPS = 64
 
 DEFAULT: Any = "default"
 """``retention_interval``: take the release's own default."""
@@ -56,14 +64,22 @@ class CacheConfig:
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.semantics, str):
-            raise BadInput(f"config: semantics must be a release such as {NEWEST!r}, not {self.semantics!r}")
-        object.__setattr__(self, "rules", Semantics.of(self.semantics))
-        whole_number("config: num_blocks (it counts the null block)", self.num_blocks, 2)
-        for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
+            raise BadInput(
+                f"config: semantics must be a release such as {NEWEST!r}, not {shown(self.semantics)}"
+            )
+        try:
+            rules = Semantics.of(self.semantics)
+        except BadInput as error:
+            raise type(error)(f"config: {error}") from None
+        object.__setattr__(self, "rules", rules)
+        object.__setattr__(self, "semantics", rules.release)
+        whole_number("config: num_blocks (it counts the null block)", self.num_blocks, 2, MOST_BLOCKS)
+        whole_number("config: max_model_len", self.max_model_len, 1, MOST_TOKENS)
+        for name in ("max_num_batched_tokens", "max_num_seqs"):
             whole_number(f"config: {name}", getattr(self, name), 1)
         for name in ("use_eagle", "enable_prefix_caching", "scheduler_reserve_full_isl"):
             if not isinstance(getattr(self, name), bool):
-                raise BadInput(f"config: {name} must be true or false, not {getattr(self, name)!r}")
+                raise BadInput(f"config: {name} must be true or false, not {shown(getattr(self, name))}")
         self._check_groups()
         self._check_sizes()
         self._check_retention()
@@ -72,6 +88,8 @@ class CacheConfig:
     def _check_groups(self) -> None:
         if not self.groups:
             raise BadInput("config: groups is empty; give at least one group")
+        if len(self.groups) > MOST_GROUPS:
+            raise BadInput(f"config: {len(self.groups)} groups; the most is {MOST_GROUPS}")
         if (
             len(self.groups) > 1
             and len(set(self.groups)) < self.rules.least_specs
@@ -138,9 +156,9 @@ class CacheConfig:
 
     def _check_watermark(self) -> None:
         if isinstance(self.watermark, bool) or not isinstance(self.watermark, (int, float)):
-            raise BadInput(f"config: watermark must be a number in [0, 1), not {self.watermark!r}")
+            raise BadInput(f"config: watermark must be a number in [0, 1), not {shown(self.watermark)}")
         if not 0 <= self.watermark < 1:
-            raise BadInput(f"config: watermark {self.watermark} must be in [0, 1)")
+            raise BadInput(f"config: watermark {shown(self.watermark)} must be in [0, 1)")
         if self.watermark and not self.rules.watermark:
             raise BadInput(f"config: watermark needs vLLM 0.24.0 or newer, not {self.semantics}")
 
@@ -199,9 +217,11 @@ class CacheConfig:
         known = {field.name for field in attrs.fields(cls) if field.init}
         for name in data:
             if name in NOT_MODELLED:
-                raise NotModelled(f"config: {name}: {NOT_MODELLED[name]} is not modelled; remove it")
+                raise NotModelled(f"config: not modelled: {NOT_MODELLED[name]}; remove {name!r}")
             if name not in known:
-                raise BadInput(f"config: unknown field {name!r}; known fields: {', '.join(sorted(known))}")
+                raise BadInput(
+                    f"config: unknown field {shown(name)}; known fields: {', '.join(sorted(known))}"
+                )
         for name in ("num_blocks", "groups"):
             if name not in data:
                 raise BadInput(f"config: {name} is missing")
@@ -231,21 +251,23 @@ def _groups_from_json(data: object) -> tuple[Group, ...]:
     groups: list[Group] = []
     for i, item in enumerate(data):
         if not isinstance(item, dict):
-            raise BadInput(f"config: groups[{i}] must be an object, not {item!r}")
+            raise BadInput(f"config: groups[{i}] must be an object, not {shown(item)}")
         for name in item:
             if name in NOT_MODELLED:
-                raise NotModelled(
-                    f"config: groups[{i}]: {NOT_MODELLED[name]} is not modelled; remove {name!r}"
-                )
+                raise NotModelled(f"config: groups[{i}]: not modelled: {NOT_MODELLED[name]}; remove {name!r}")
             if name not in (*_GROUP_FIELDS, "count"):
                 raise BadInput(
-                    f"config: groups[{i}]: unknown field {name!r}; known: {', '.join((*_GROUP_FIELDS, 'count'))}"
+                    f"config: groups[{i}]: unknown field {shown(name)}; known: {', '.join((*_GROUP_FIELDS, 'count'))}"
                 )
         for name in ("kind", "block_size"):
             if name not in item:
                 raise BadInput(f"config: groups[{i}]: {name} is missing")
         count = whole_number(f"config: groups[{i}]: count", item.get("count", 1), 1)
-        if len(groups) + count > 64:
-            raise BadInput(f"config: groups[{i}]: more than 64 groups; lower count")
-        groups += [Group(**{k: v for k, v in item.items() if k != "count"})] * count
+        if len(groups) + count > MOST_GROUPS:
+            raise BadInput(f"config: groups[{i}]: more than {MOST_GROUPS} groups; lower count")
+        try:
+            group = Group(**{k: v for k, v in item.items() if k != "count"})
+        except BadInput as error:
+            raise type(error)(f"config: groups[{i}]: {str(error).removeprefix('groups: ')}") from None
+        groups += [group] * count
     return tuple(groups)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from hitproof.model.errors import BadInput
+from hitproof.model.errors import BadInput, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,10 +23,11 @@ Piece = tuple[str, int, int]
 """(stream, first token, one past the last token)."""
 
 _SPAN = re.compile(
-    r"(?P<stream>[A-Za-z_][A-Za-z0-9_.-]*)(?::(?P<length>\d+)|\[(?P<start>\d+):(?P<stop>\d+)\])\Z"
+    r"(?P<stream>[A-Za-z_][A-Za-z0-9_.-]{0,99})"
+    r"(?::(?P<length>[0-9]{1,18})|\[(?P<start>[0-9]{1,18}):(?P<stop>[0-9]{1,18})\])\Z"
 )
-_OUTPUT = re.compile(r"@(?P<request>[A-Za-z0-9_.-]+)\Z")
-NAME = re.compile(r"[A-Za-z0-9_.-]+\Z")
+_OUTPUT = re.compile(r"@(?P<request>[A-Za-z0-9_.-]{1,100})\Z")
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}\Z")
 
 
 @attrs.frozen(slots=True)
@@ -44,11 +45,11 @@ class Span:
             return cls(f"@{output['request']}", 0, None)
         match = _SPAN.match(text)
         if match is None:
-            raise BadInput(f"span {text!r}: write STREAM:LENGTH, STREAM[START:STOP] or @REQUEST")
+            raise BadInput(f"span {shown(text)}: write STREAM:LENGTH, STREAM[START:STOP] or @REQUEST")
         start = int(match["start"] or 0)
         stop = int(match["stop"] if match["length"] is None else match["length"])
         if stop <= start:
-            raise BadInput(f"span {text!r}: it has no tokens; make its length at least 1")
+            raise BadInput(f"span {shown(text)}: it has no tokens; make its length at least 1")
         return cls(match["stream"], start, stop)
 
     def __str__(self) -> str:

@@ -15,6 +15,15 @@ class NotModelled(BadInput):
     """A vLLM feature that the model does not describe: refused by name, never approximated."""
 
 
+def shown(value: object) -> str:
+    """``value`` as messages quote it: on one line, and cut in the middle if it is long."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= 80 else f"{text[:48]}...{text[-16:]}"
+
+
 class HarnessFault(HitproofError):
     """hitproof or the code it drives broke; says nothing about any promise."""
 

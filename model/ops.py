@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TypeAlias
 
 import attrs
 
 from hitproof.model.content import NAME, Identity, Span
-from hitproof.model.errors import BadInput
+from hitproof.model.errors import BadInput, shown
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -71,6 +72,11 @@ class Reset:
         return "reset"
 
 
+MOST_STEPS = 100_000
+"""The most steps that one op may ask for."""
+
+_NUMBER = re.compile(r"[0-9]{1,9}\Z")
+
 Op: TypeAlias = Submit | Step | Drain | Abort | Reset
 
 FORMS = "submit REQUEST SPAN... [out=N] [salt=S] [lora=NAME[@PATH]] [priority=N]; step [N]; drain; abort REQUEST; reset"
@@ -78,13 +84,13 @@ FORMS = "submit REQUEST SPAN... [out=N] [salt=S] [lora=NAME[@PATH]] [priority=N]
 
 def _name(what: str, text: str) -> str:
     if not NAME.match(text):
-        raise BadInput(f"{what} {text!r}: use letters, digits, '_', '.' and '-'")
+        raise BadInput(f"{what} {shown(text)}: use letters, digits, '_', '.' and '-', at most 100")
     return text
 
 
-def _count(what: str, text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least or len(text) > 9:
-        raise BadInput(f"{what}={text!r}: write a whole number of at least {least}")
+def _count(what: str, text: str, least: int, most: int = 999_999_999) -> int:
+    if not _NUMBER.match(text) or not least <= int(text) <= most:
+        raise BadInput(f"{what} {shown(text)}: write a whole number from {least} to {most}")
     return int(text)
 
 
@@ -97,12 +103,12 @@ def parse_op(line: str) -> Op:
     if verb == "submit":
         return _parse_submit(rest)
     if verb == "step" and len(rest) <= 1:
-        return Step(count=_count("step", rest[0], 1) if rest else 1)
+        return Step(count=_count("step", rest[0], 1, MOST_STEPS) if rest else 1)
     if verb == "abort" and len(rest) == 1:
         return Abort(request=_name("request", rest[0]))
     if verb in ("drain", "reset") and not rest:
         return Drain() if verb == "drain" else Reset()
-    raise BadInput(f"op {line!r}: not understood; write one of: {FORMS}")
+    raise BadInput(f"op {shown(line)}: not understood; write one of: {FORMS}")
 
 
 def _parse_submit(words: list[str]) -> Submit:
@@ -116,18 +122,18 @@ def _parse_submit(words: list[str]) -> Submit:
         if not equals:
             prompt.append(Span.parse(word))
         elif key not in ("out", "salt", "lora", "priority"):
-            raise BadInput(f"submit {request}: unknown setting {key!r}; use out, salt, lora or priority")
+            raise BadInput(f"submit {request}: unknown setting {shown(key)}; use out, salt, lora or priority")
         elif key in given:
             raise BadInput(f"submit {request}: {key} is given twice")
         else:
             given[key] = value
     if not prompt:
         raise BadInput(f"submit {request}: no prompt; give at least one span such as S:64")
-    lora, _, path = given.get("lora", "").partition("@")
+    lora, at, path = given.get("lora", "").partition("@")
     identity = Identity(
         salt=_name("salt", given["salt"]) if "salt" in given else None,
         lora=_name("lora", lora) if "lora" in given else None,
-        lora_path=_name("lora path", path or lora) if "lora" in given else None,
+        lora_path=_name("lora path", path if at else lora) if "lora" in given else None,
     )
     return Submit(
         request=request,

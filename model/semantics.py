@@ -7,11 +7,12 @@ Releases are compared as tuples of integers; anything that is not a plain ``X.Y.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import attrs
 
-from hitproof.model.errors import BadInput, NotModelled
+from hitproof.model.errors import BadInput, NotModelled, shown
 
 Release = tuple[int, int, int]
 
@@ -43,14 +44,17 @@ RELEASES: tuple[str, ...] = (
 NEWEST = RELEASES[-1]
 
 
+_RELEASE = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?")
+
+
 def parse_release(text: str) -> Release:
     """``"0.25.0"`` or ``"v0.25"`` as integers; BadInput for anything else."""
-    parts = text.removeprefix("v").split(".")
-    if len(parts) == 2:
-        parts.append("0")
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        raise BadInput(f"semantics {text!r}: not a vLLM release; write it as X.Y.Z, for example {NEWEST}")
-    major, minor, patch = (int(part) for part in parts)
+    match = _RELEASE.fullmatch(text)
+    if match is None:
+        raise BadInput(
+            f"semantics {shown(text)}: not a vLLM release; write it as X.Y.Z, for example {NEWEST}"
+        )
+    major, minor, patch = (int(part or 0) for part in match.groups())
     return major, minor, patch
 
 
@@ -188,7 +192,7 @@ class Semantics:
         oldest, newest = parse_release(RELEASES[0]), parse_release(RELEASES[-1])
         if wanted < oldest or wanted[:2] > newest[:2]:
             raise NotModelled(
-                f"semantics {release!r}: not modelled; the model describes vLLM {RELEASES[0]} to {RELEASES[-1]}: name one of those releases"
+                f"semantics {shown(release)}: not modelled; the model describes vLLM {RELEASES[0]} to {RELEASES[-1]}: name one of those releases"
             )
         values = {
             field.name: next(value for since, value in reversed(field.metadata["since"]) if since <= wanted)

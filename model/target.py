@@ -35,10 +35,13 @@ class Target(Protocol):
 
 @attrs.frozen(slots=True)
 class ModelTarget:
-    """Runs traces on the model. ``semantics`` overrides the trace's release."""
+    """Runs traces on the model. ``semantics`` overrides the trace's release. ``record``: keep an
+    observation of every call; without, a run shows hits only and takes no memory for the rest.
+    """
 
     semantics: str | None = None
     name: str = "model"
+    record: bool = True
     sees: frozenset[str] = frozenset({"hits", "calls", "state"})
 
     @property
@@ -49,7 +52,8 @@ class ModelTarget:
     def run(self, trace: Trace) -> Run:
         """Run one trace from an empty cache."""
         trace = under(trace, self.semantics)
-        return Scheduler(trace, ModelManager(trace.config)).run(self.name, trace.config.semantics)
+        manager = ModelManager(trace.config, record_events=self.record)
+        return Scheduler(trace, manager, record=self.record).run(self.name, trace.config.semantics)
 
 
 def under(trace: Trace, semantics: str | None) -> Trace:

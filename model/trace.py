@@ -11,11 +11,21 @@ import attrs
 
 from hitproof.model.config import CacheConfig
 from hitproof.model.content import Tokens
-from hitproof.model.errors import BadInput
+from hitproof.model.errors import BadInput, shown
 from hitproof.model.ops import Abort, Op, Submit, parse_op
+from hitproof.model.reading import read_json
 
 SCHEMA = 1
 MOST_OPS = 100_000
+
+
+def known_schema(where: str, schema: object, newest: int) -> None:
+    """BadInput unless a file's ``schema`` is the one that this version reads."""
+    if isinstance(schema, bool) or not isinstance(schema, int) or schema != newest:
+        raise BadInput(
+            f"{where}schema {shown(schema)} is not known: this version reads {newest}; "
+            "use the hitproof that wrote the file"
+        )
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -73,11 +83,10 @@ class Trace:
             raise BadInput(f"trace: must be an object with schema, config and ops, not {type(data).__name__}")
         if "schema" not in data:
             raise BadInput(f"trace: schema is missing; this version writes {SCHEMA}")
-        if data["schema"] != SCHEMA:
-            raise BadInput(f"trace: schema {data['schema']!r} is not known; this version reads {SCHEMA}")
+        known_schema("trace: ", data["schema"], SCHEMA)
         for name in data:
             if name not in ("schema", "config", "ops", "note"):
-                raise BadInput(f"trace: unknown field {name!r}; known fields: schema, config, ops, note")
+                raise BadInput(f"trace: unknown field {shown(name)}; known fields: schema, config, ops, note")
         for name in ("config", "ops"):
             if name not in data:
                 raise BadInput(f"trace: {name} is missing")
@@ -97,9 +106,9 @@ class Trace:
     def loads(cls, text: str) -> Trace:
         """Read a trace from a file's text."""
         try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise BadInput(f"trace: not JSON: {error}") from None
+            data = read_json(text)
+        except BadInput as error:
+            raise BadInput(f"trace: {error}") from None
         return cls.from_json(data)
 
 

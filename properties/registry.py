@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hitproof.model import BadInput
+from hitproof.model import BadInput, shown
 from hitproof.properties import accounting, hits, liveness, safety
 from hitproof.properties.verdict import Property
 
@@ -273,5 +273,5 @@ HIT_QUALITY = tuple(p for p in PROPERTIES if p.family == "hit quality")
 def property_of(name: str) -> Property:
     """The property with this id; BadInput lists all ids otherwise."""
     if name not in BY_ID:
-        raise BadInput(f"property {name!r}: no such property; known: {', '.join(BY_ID)}")
+        raise BadInput(f"property {shown(name)}: no such property; known: {', '.join(BY_ID)}")
     return BY_ID[name]

@@ -21,7 +21,7 @@ class ManagerTarget:
 
     ``loader``: "core" executes the tree's core files on the standard library; "env" imports the whole
     vLLM that ``python`` has, with the tree's Python files in front of it. (The tree may be that
-    vLLM's own: ``store.find`` accepts its site-packages folder.)
+    vLLM's own: ``store.find`` accepts its site-packages folder.) ``record``: as ``ModelTarget``.
     """
 
     sees = frozenset({"hits", "calls", "state"})
@@ -33,8 +33,10 @@ class ManagerTarget:
         python: Path | None = None,
         *,
         timeout_s: float = 120,
+        record: bool = True,
     ) -> None:
         self.tree = tree
+        self.record = record
         self.name = f"manager ({loader})"
         self.version = tree.version
         self._worker = Worker(
@@ -47,7 +49,7 @@ class ManagerTarget:
 
     def run(self, trace: Trace) -> Run:
         """Run one trace from an empty cache, under the rules of the tree's release."""
-        return cast("Run", self._worker.call("run", under(trace, self.tree.semantics)))
+        return cast("Run", self._worker.call("run", under(trace, self.tree.semantics), self.record))
 
     def conform(self, traces: Sequence[Trace]) -> list[Conformance]:
         """Compare the model with the tree on each trace, call by call."""

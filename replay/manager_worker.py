@@ -18,8 +18,9 @@ def handlers(root: str, loader: str, name: str, version: str) -> dict[str, Calla
     """Load vLLM once; ``root`` is the folder that contains ``vllm/``."""
     vllm = load(Path(root), loader)
 
-    def run(trace: Trace) -> Run:
-        return Scheduler(trace, RealManager(vllm, trace.config)).run(name, version)
+    def run(trace: Trace, record: bool) -> Run:
+        manager = RealManager(vllm, trace.config, record_events=record)
+        return Scheduler(trace, manager, record=record).run(name, version)
 
     def conform_all(traces: Sequence[Trace]) -> list[Conformance]:
         return [conform(trace, RealManager(vllm, trace.config)) for trace in traces]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from hitproof.model.errors import BadInput, NotModelled
+from hitproof.model.errors import BadInput, NotModelled, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,12 +18,18 @@ MODELLED_KINDS = ("full", "sliding_window", "chunked_local")
 LATER_KINDS = ("mamba", "cross_attention", "sink_full", "rswa", "circular_buffer", "hisparse")
 
 
-def whole_number(where: str, value: object, least: int) -> int:
-    """``value`` if it is an integer of at least ``least``; BadInput naming ``where`` otherwise."""
+MOST = 1_000_000_000
+"""The most that any number of a config may be, where nothing smaller is said."""
+
+
+def whole_number(where: str, value: object, least: int, most: int = MOST) -> int:
+    """``value`` if it is an integer from ``least`` to ``most``; BadInput naming ``where`` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInput(f"{where}: {value!r} is not a whole number; write an integer of at least {least}")
+        raise BadInput(f"{where}: {shown(value)} is not a whole number; write an integer of at least {least}")
     if value < least:
-        raise BadInput(f"{where}: {value} is too small; it must be at least {least}")
+        raise BadInput(f"{where}: {shown(value)} is too small; it must be at least {least}")
+    if value > most:
+        raise BadInput(f"{where}: {shown(value)} is too large; it must be at most {most}")
     return value
 
 
@@ -52,7 +58,7 @@ class Group:
                 f"groups: kind {self.kind!r} is not modelled yet; use one of {', '.join(MODELLED_KINDS)}"
             )
         if self.kind not in MODELLED_KINDS:
-            raise BadInput(f"groups: unknown kind {self.kind!r}; use one of {', '.join(MODELLED_KINDS)}")
+            raise BadInput(f"groups: unknown kind {shown(self.kind)}; use one of {', '.join(MODELLED_KINDS)}")
         whole_number(f"groups: block_size of the {self.kind} group", self.block_size, 1)
         for field, owner in (("window", "sliding_window"), ("chunk", "chunked_local")):
             value = getattr(self, field)
