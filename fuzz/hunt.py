@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -18,7 +19,7 @@ from hitproof.fuzz.draw import Range
 from hitproof.fuzz.explain import explain
 from hitproof.fuzz.reduce import Reduced, reduce
 from hitproof.fuzz.search import Slice, SliceResult, search
-from hitproof.model import ModelTarget, Run, Target, Trace
+from hitproof.model import BadInput, ModelTarget, Run, Target, Trace
 from hitproof.properties.known import Known, known_for
 from hitproof.properties.registry import BY_ID, HIT_QUALITY
 from hitproof.properties.story import Story
@@ -29,6 +30,9 @@ from hitproof.replay.manager_target import ManagerTarget
 from hitproof.replay.store import Tree
 
 SLICE_SECONDS = 5.0
+HYBRID_PROMISES = frozenset({"hit-survives-half-pool", "hit-survives-fit"})
+"""Promises about full attention beside windows: wanted alone, they are hunted on such configs only."""
+
 CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -118,6 +122,7 @@ class _Hunter:
         self.runs = dict.fromkeys(plan.properties, 0)
         self.evidence = dict.fromkeys(plan.properties, 0)
         self.findings: dict[str, Finding] = {}
+        self.interrupted = False
         self.seeds = (plan.seed * 1_000_003 + n for n in itertools.count())
 
     def run(self) -> None:
@@ -136,6 +141,8 @@ class _Hunter:
                 done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in done:
                     self._take(future.result(), time.monotonic() - started)
+                if self.interrupted:
+                    raise KeyboardInterrupt
                 runs = max(self.runs.values())
                 self.watcher.searching(self.semantics, min(elapsed, self.budget), self.budget, runs)
         finally:
@@ -144,13 +151,11 @@ class _Hunter:
             self.report.judgements[self.semantics] = self._judgements()
 
     def _slices(self) -> Iterator[Slice]:
-        """Two kinds in turn: plain hybrids for hit quality, and everything varied for all. If only
-        hit quality is wanted, three slices of the first to one of the second.
-        """
+        """Two kinds in turn: plain hybrids for hit quality, and everything varied for all."""
         quality = tuple(p.id for p in HIT_QUALITY)
         for n in itertools.count():
             focus = [name for name in quality if name in self.wanted]
-            if n % (4 if set(focus) == self.wanted else 2) == 1:
+            if n % 2 == 1 and not self.wanted <= HYBRID_PROMISES:
                 focus = []
             names = focus or sorted(self.wanted)
             wide = Range(
@@ -189,7 +194,7 @@ class _Hunter:
 
     def _make(self, trace: Trace, first: Finding, elapsed: float) -> Find:
         """Shrink, confirm, explain, store."""
-        small: Reduced = self.pool.submit(shrink, trace, first).result()
+        small = self._shrink(trace, first)
         name = first.property_id
         prop = BY_ID[name]
         model = ModelTarget()
@@ -197,7 +202,7 @@ class _Hunter:
         assert finding is not None
         sightings: list[Sighting] = [sight(small.trace, name, model)]
         tree = self.plan.trees.get(self.semantics)
-        if tree is not None:
+        if tree is not None and not self.interrupted:
             with ManagerTarget(tree) as real:
                 sightings.append(sight(small.trace, name, real))
         known = known_for(finding, small.trace)
@@ -210,12 +215,25 @@ class _Hunter:
             found_by=f"hunt, seed {self.plan.seed}, after {elapsed:.0f} s",
             minimality=f"{small.stopped} ({small.runs} runs)",
             sightings=tuple(sightings),
-            counterfactuals=tuple(c.text for c in explain(small.trace, prop)),
+            counterfactuals=() if self.interrupted else tuple(c.text for c in explain(small.trace, prop)),
         )
-        path = store(found, self.plan.out) if self.plan.out is not None else None
+        try:
+            path = store(found, self.plan.out) if self.plan.out is not None else None
+        except BadInput:
+            self.watcher.found(Find(counterexample=found, known=known, seconds=elapsed, path=None))
+            raise
         if path is not None:
             found = attrs.evolve(found, name=path.stem)
         return Find(counterexample=found, known=known, seconds=elapsed, path=path)
+
+    def _shrink(self, trace: Trace, first: Finding) -> Reduced:
+        """The smaller trace; after Ctrl-C, which ends the hunt, the trace as it was found."""
+        try:
+            if not self.interrupted:
+                return self.pool.submit(shrink, trace, first).result()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return Reduced(trace=trace, runs=0, stopped="not shrunk: interrupted")
 
     def _judgements(self) -> list[Judgement]:
         text = Range(semantics=self.semantics, retention=self.plan.retention).text
@@ -240,7 +258,7 @@ class _Hunter:
         return out
 
 
-def shrink(trace: Trace, finding: Finding, most_runs: int = 6000) -> Reduced:
+def shrink(trace: Trace, finding: Finding, most_runs: int = 10_000) -> Reduced:
     """The smallest trace of the same kind: same property and cause, known or new as before, hybrid
     if it was.
     """
@@ -272,5 +290,10 @@ def _search(work: Slice, tree: Tree | None) -> SliceResult:
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C ends the hunt in the parent, which keeps what was found."""
+    """Ctrl-C ends the hunt in the parent, which keeps what was found. A pool process whose parent
+    was killed ends too.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

@@ -6,6 +6,7 @@ nothing gets smaller. A budget of runs is stated when it ends the work early.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 import attrs
@@ -29,7 +30,7 @@ class _OutOfBudget(Exception):
 
 
 def reduce(
-    trace: Trace, fails: Fails, most_runs: int = 6000, progress: Callable[[Trace], None] | None = None
+    trace: Trace, fails: Fails, most_runs: int = 10_000, progress: Callable[[Trace], None] | None = None
 ) -> Reduced:
     """Shrink ``trace`` while ``fails`` says that the same property fails. Raises ValueError if it
     does not fail to begin with.
@@ -159,7 +160,7 @@ def _blocks(trace: Trace) -> Iterator[Trace]:
 
 
 def _together(trace: Trace) -> Iterator[Trace]:
-    """A request or group less in a smaller pool, or a group less with one prompt made longer:
+    """A request or group less in a smaller pool, or a group less with prompts of other lengths:
     neither change alone need fail.
     """
     groups = trace.config.groups
@@ -172,8 +173,8 @@ def _together(trace: Trace) -> Iterator[Trace]:
         for i in range(len(groups))
         for fewer in _with(base, groups=(*groups[:i], *groups[i + 1 :]))
     )
-    longer = [t for fewer in without for t in _longer(fewer)] if len(groups) > 2 else []
-    for fewer in (*plain[1:], *_requests(trace), *without, *longer):
+    others = [t for fewer in without for t in _relengthened(fewer)] if len(groups) > 2 else []
+    for fewer in (*plain[1:], *_requests(trace), *without, *dict.fromkeys(others)):
         for blocks in range(trace.config.num_blocks, 3, -1):
             yield from _with(fewer, num_blocks=blocks)
 
@@ -213,25 +214,23 @@ def _past_boundary(span: Span) -> Span:
     return Span(span.stream, 0, max(4, span.stop // 4 * 4) + 1)
 
 
-def _longer(trace: Trace) -> Iterator[Trace]:
-    streams = dict.fromkeys(
-        s.stream for op in trace.ops if isinstance(op, Submit) for s in op.prompt if s.stop
-    )
-    for stream in streams:
-        for factor in (2, 3):
-            ops = [
-                attrs.evolve(op, prompt=tuple(_stretched(s, stream, factor) for s in op.prompt))
-                if isinstance(op, Submit)
-                else op
-                for op in trace.ops
-            ]
-            yield from _with(trace, ops)
+def _relengthened(trace: Trace) -> Iterator[Trace]:
+    """Up to two streams, each any of a few lengths: one token past a boundary."""
+    submits = [op for op in trace.ops if isinstance(op, Submit)]
+    streams = list(dict.fromkeys(s.stream for op in submits for s in op.prompt if s.stop is not None))
+    unit = trace.config.scheduler_block_size
+    if len(streams) > 2 or any(s.start for op in submits for s in op.prompt):
+        return
+    for units in itertools.product((1, 2, 3, 4, 5, 7, 9), repeat=len(streams)):
+        length = {stream: n * unit + 1 for stream, n in zip(streams, units, strict=True)}
+        yield from _with(trace, [_relength(op, length) for op in trace.ops])
 
 
-def _stretched(span: Span, stream: str, factor: int) -> Span:
-    if span.stream != stream or span.stop is None:
-        return span
-    return Span(stream, span.start, span.start + factor * (span.stop - span.start))
+def _relength(op: Op, length: dict[str, int]) -> Op:
+    if not isinstance(op, Submit):
+        return op
+    prompt = tuple(s if s.stop is None else Span(s.stream, 0, length[s.stream]) for s in op.prompt)
+    return attrs.evolve(op, prompt=prompt)
 
 
 def _lengths(trace: Trace) -> Iterator[Trace]:
