@@ -22,10 +22,10 @@ from hitproof.model import (
     Scheduler,
     Tokens,
     Trace,
-    cdiv,
     under,
 )
 from hitproof.model.groups.sliding_window import SlidingWindow
+from hitproof.model.lookup import SpecGroup
 from hitproof.model.observation import Tables
 from hitproof.model.writes import Writer
 
@@ -242,15 +242,26 @@ def _two_holders_not_found(pool: Any, find: Any) -> Any:
     return bent
 
 
-def _part_block_cached(manager: ModelManager) -> None:
-    unit, size = manager.config.scheduler_block_size, manager.config.key_block_size
+def _first_hash_block(manager: ModelManager) -> None:
+    def scaled(block_size: int) -> int:
+        return block_size // manager.config.key_block_size
 
-    def make(write: Any) -> Any:
-        return lambda request, keys, computed: write(
-            request, keys, min(cdiv(computed, unit) * unit, len(keys) * size)
-        )
+    def make_keys_for(_: Any) -> Any:
+        def bent(spec: SpecGroup, keys: list[int]) -> list[int]:
+            scale = scaled(spec.rules.block_size)
+            return keys[: len(keys) // scale * scale : scale]
 
-    _around(manager.writer, "write", make)
+        return bent
+
+    def make_write(write: Any) -> Any:
+        def bent(g: int, request: Request, keys: list[int], tokens: int) -> None:
+            scale = scaled(manager.groups[g].block_size)
+            write(g, request, [keys[i // scale * scale] for i in range(len(keys))], tokens)
+
+        return bent
+
+    _around(manager.finder, "keys_for", make_keys_for)
+    _around(manager.writer, "_write_full", make_write)
 
 
 def _not_truncated(manager: ModelManager) -> None:
@@ -502,10 +513,10 @@ MUTANTS: tuple[Mutant, ...] = (
         scheduler=_ByName,
     ),
     Mutant(
-        id="part-block-cached",
+        id="first-hash-block",
         breaks="hit-content",
-        what="The number of full blocks is rounded up: a block enters the index when it is partly computed.",
-        apply=_part_block_cached,
+        what="A block of several hash blocks is named by the hash of its first one instead of its last.",
+        apply=_first_hash_block,
     ),
     Mutant(
         id="evicted-key-stays",
