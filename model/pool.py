@@ -56,10 +56,8 @@ class FreeQueue:
 
     def popleft(self, count: int) -> list[int]:
         """Take the first ``count`` blocks out."""
-        blocks, block, after = [], NULL, self._after
-        for _ in range(count):
-            block = after[block]
-            blocks.append(block)
+        block, after = NULL, self._after
+        blocks = [block := after[block] for _ in range(count)]
         after[NULL] = after[block]
         self._before[after[NULL]] = NULL
         self._length -= count

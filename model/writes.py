@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from hitproof.model.errors import ManagerFault
@@ -90,12 +91,10 @@ class Writer:
         mask = rules.write_mask(
             start, end, self._alignment, self._config.use_eagle, self._retention, boundaries
         )
-        kept = []
-        for i in range(start, end):
+        offered = range(start, end) if mask is None else compress(range(start, end), mask)
+        kept = [i for i in offered if table[i] != NULL]
+        for i in kept:
             block = table[i]
-            if block == NULL or (mask is not None and not mask[i - start]):
-                continue
-            kept.append(i)
             if pool.key_of[block] != NO_KEY:
                 # Only a partial tail that has become full may already have a key.
                 if pool.tokens_of[block] >= (i + 1) * size or self._config.rules.partial_tail == "none":
