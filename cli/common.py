@@ -86,7 +86,7 @@ def fetch(spec: str) -> store.Tree:
     try:
         return store.find(spec)
     except BadInput:
-        if Path(spec).exists():
+        if not store.is_release(spec):
             raise
     with spinner(f"fetching vLLM {spec}") as say:
         return store.add(spec, progress=say)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from hitproof.cli.cases import adopt_command, replay_command, report_command
+from hitproof.cli.common import plain
 from hitproof.cli.conform import conform_command
 from hitproof.cli.documents import docs_group
 from hitproof.cli.hunt import hunt_command
@@ -97,10 +98,10 @@ def main() -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except BadInput as error:
-        click.echo(f"hitproof: {error}", err=True)
+        click.echo(plain(f"hitproof: {error}"), err=True)
         sys.exit(2)
     except HarnessFault as error:
-        click.echo(f"hitproof: harness fault (says nothing about any promise): {error}", err=True)
+        click.echo(plain(f"hitproof: harness fault (says nothing about any promise): {error}"), err=True)
         sys.exit(3)
     except MemoryError:
         click.echo("hitproof: harness fault (says nothing about any promise): out of memory", err=True)

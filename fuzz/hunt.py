@@ -135,7 +135,7 @@ class _Hunter:
                 elapsed = time.monotonic() - started
                 while len(pending) < self.plan.workers and elapsed < self.budget:
                     work = next(slices)
-                    pending.add(self.pool.submit(_search, work, self._tree_root()))
+                    pending.add(self._submit(_search, work, self._tree_root()))
                 if not pending:
                     break
                 done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
@@ -226,11 +226,20 @@ class _Hunter:
             found = attrs.evolve(found, name=path.stem)
         return Find(counterexample=found, known=known, seconds=elapsed, path=path)
 
+    def _submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Work for the pool; a process that this starts is deaf to Ctrl-C from its first moment."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self.pool.submit(function, *arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     def _shrink(self, trace: Trace, first: Finding) -> Reduced:
         """The smaller trace; after Ctrl-C, which ends the hunt, the trace as it was found."""
         try:
             if not self.interrupted:
-                return self.pool.submit(shrink, trace, first).result()
+                small: Reduced = self._submit(shrink, trace, first).result()
+                return small
         except KeyboardInterrupt:
             self.interrupted = True
         return Reduced(trace=trace, runs=0, stopped="not shrunk: interrupted")
@@ -296,4 +305,9 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)

@@ -29,6 +29,7 @@ from hitproof.model import (
     Request,
     Snapshot,
     Tokens,
+    shown,
 )
 from hitproof.replay import core
 
@@ -188,6 +189,7 @@ class RealManager:
         self._config = config
         self._tokens = TokenIds()
         self._key_of: dict[bytes, int] = {}
+        self._parts_of: dict[bytes, tuple[int, int]] = {}
         self._lora_ids: dict[str, int] = {}
         self._requests: dict[str, Any] = {}
         self._hasher = None
@@ -320,6 +322,8 @@ class RealManager:
     def lookup(self, request: Request) -> Lookup:
         """``get_computed_blocks``."""
         found = self._guard(self._manager.get_computed_blocks, self._sync(request))
+        if type(found[1]) is not int or found[1] < 0:
+            raise HarnessFault(f"vLLM's get_computed_blocks says that the hit is {shown(found[1])} tokens")
         return Lookup(
             hit_tokens=found[1],
             blocks=_tables(found[0]),
@@ -411,22 +415,27 @@ class RealManager:
         return Snapshot(
             ref_count=tuple(block.ref_cnt for block in pool.blocks),
             free_queue=free,
-            keys=tuple(self._keys(block, aliases.get(block.block_id, ())) for block in pool.blocks),
+            keys=tuple(
+                None if block.block_hash is None else self._keys(block, aliases.get(block.block_id, ()))
+                for block in pool.blocks
+            ),
             index=self._index(),
             tables=tuple(
                 (request, tuple(_ids(table.get(request, ())) for table in tables)) for request in live
             ),
         )
 
-    def _keys(self, block: Any, aliases: Iterable[bytes]) -> tuple[int, int, tuple[int, ...]] | None:
-        if block.block_hash is None:
-            return None
+    def _keys(self, block: Any, aliases: Iterable[bytes]) -> tuple[int, int, tuple[int, ...]]:
         group, own = self._split(block.block_hash)
-        return group, own, tuple(sorted(self._split(key)[1] for key in aliases))
+        return group, own, tuple(sorted([self._split(key)[1] for key in aliases])) if aliases else ()
 
     def _split(self, key: bytes) -> tuple[int, int]:
-        """Group and key of a block hash with its group id."""
-        return int.from_bytes(key[-4:], "big"), self._key(self._vllm.utils.get_block_hash(key))
+        """Group and key of a block hash with its group id, remembered: every snapshot asks for all."""
+        parts = self._parts_of.get(key)
+        if parts is None:
+            parts = int.from_bytes(key[-4:], "big"), self._key(self._vllm.utils.get_block_hash(key))
+            self._parts_of[key] = parts
+        return parts
 
     def _index(self) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
         index: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in self._config.groups]

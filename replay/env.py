@@ -37,7 +37,23 @@ Progress = Callable[[str], None]
 
 def cache_folder() -> Path:
     """Where hitproof keeps what can be made again: $HITPROOF_CACHE or the user's cache folder."""
-    return Path(os.environ.get("HITPROOF_CACHE") or platformdirs.user_cache_dir("hitproof"))
+    given = os.environ.get("HITPROOF_CACHE")
+    place = Path(given or platformdirs.user_cache_dir("hitproof"))
+    if str(place).startswith("~"):
+        try:
+            place = place.expanduser()
+        except RuntimeError:
+            raise BadInput(
+                f"{place}: this user has no home folder; set HITPROOF_CACHE to a folder you own"
+            ) from None
+    return place.absolute()
+
+
+def unusable(place: Path, error: OSError) -> BadInput:
+    """What to say when the cache folder cannot be read or written."""
+    return BadInput(
+        f"{place}: cannot use the cache: {error.strerror or error}; set HITPROOF_CACHE to a folder you own"
+    )
 
 
 def folder(release: str = NEWEST_CPU) -> Path:
@@ -102,9 +118,7 @@ def make(release: str = NEWEST_CPU, progress: Progress = lambda _: None) -> Path
                 shutil.rmtree(place)
             _install(place, release, progress)
     except OSError as error:
-        raise BadInput(
-            f"{place}: cannot write the cache: {error}; set HITPROOF_CACHE to a folder you own"
-        ) from None
+        raise unusable(place, error) from None
     return place / "bin" / "python"
 
 

@@ -7,10 +7,13 @@ shown when the worker crashes, hangs or floods its output.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -91,7 +94,11 @@ class Worker:
         self._receive = Connection(parent_receive, writable=False)
         self._reader = threading.Thread(target=self._read_output, daemon=True)
         self._reader.start()
-        self._answer("start")
+        try:
+            self._answer("start")
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, handler: str, *arguments: Any) -> Any:
         """Run one handler in the worker and return its answer."""
@@ -108,7 +115,10 @@ class Worker:
                 raise self._fault(f"no answer to {what} within {self.timeout_s:g} s")
             kind, value = self._receive.recv()
         except (EOFError, OSError):
-            self._process.wait()
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self.close()
             self._reader.join(timeout=5)
             flooded = "its output flooded" if self._printed > FLOOD_BYTES else "it crashed"
             raise self._fault(f"{flooded} during {what} (exit status {self._process.returncode})") from None
@@ -134,9 +144,11 @@ class Worker:
                 return
 
     def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
+        """End the process and those that it started."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         self._send.close()
 
     def __enter__(self) -> Worker:
@@ -146,6 +158,13 @@ class Worker:
         self.close()
 
 
+def _end_with(parent: int) -> None:
+    """End this process when its parent has gone: a call that hangs must not outlive it."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
 def serve(module: str, receive: int, send: int, arguments: tuple[Any, ...]) -> None:
     """The worker's side: answer requests until the pipe closes."""
     import importlib
@@ -153,6 +172,7 @@ def serve(module: str, receive: int, send: int, arguments: tuple[Any, ...]) -> N
 
     requests = Connection(receive, writable=False)
     answers = Connection(send, readable=False)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
     def attempt(function: Callable[..., Any], *values: Any) -> tuple[str, Any]:
         try:
@@ -160,7 +180,7 @@ def serve(module: str, receive: int, send: int, arguments: tuple[Any, ...]) -> N
         except HitproofError as error:
             return "error", error
         except Exception:
-            return "crash", traceback.format_exc()
+            return "crash", traceback.format_exc()[-TAIL_BYTES:]
 
     kind, value = attempt(lambda: importlib.import_module(module).handlers(*arguments))
     answers.send((kind, None if kind == "ok" else value))

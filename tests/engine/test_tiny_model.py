@@ -104,7 +104,7 @@ def test_cache_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     """A cache folder that cannot be written is refused with what to set."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("HITPROOF_CACHE", str(tmp_path / "file"))
-    with pytest.raises(BadInput, match=r"cannot write the cache: .* set HITPROOF_CACHE"):
+    with pytest.raises(BadInput, match=r"cannot use the cache: .* set HITPROOF_CACHE"):
         env.make("0.32.0")
 
 
