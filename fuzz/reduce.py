@@ -235,11 +235,14 @@ def _relength(op: Op, length: dict[str, int]) -> Op:
 
 def _lengths(trace: Trace) -> Iterator[Trace]:
     unit = trace.config.scheduler_block_size
+    for identity in dict.fromkeys(op.identity for op in trace.ops if isinstance(op, Submit)):
+        if identity != Identity():
+            yield from _with(trace, [_plain(op, identity) for op in trace.ops])
     for i, op in enumerate(trace.ops):
         if not isinstance(op, Submit):
             continue
-        if op.output_tokens > 1:
-            yield from _with(trace, [*trace.ops[:i], attrs.evolve(op, output_tokens=1), *trace.ops[i + 1 :]])
+        for n in _smaller(op.output_tokens, 1):
+            yield from _with(trace, [*trace.ops[:i], attrs.evolve(op, output_tokens=n), *trace.ops[i + 1 :]])
         if op.identity != Identity():
             yield from _with(
                 trace, [*trace.ops[:i], attrs.evolve(op, identity=Identity()), *trace.ops[i + 1 :]]
@@ -263,6 +266,13 @@ def _lengths(trace: Trace) -> Iterator[Trace]:
             )
         if span.start:
             yield from _with(trace, _respan(trace.ops, span, Span(span.stream, 0, length)))
+
+
+def _plain(op: Op, identity: Identity) -> Op:
+    """Without ``identity``, if that is the op's."""
+    if isinstance(op, Submit) and op.identity == identity:
+        return attrs.evolve(op, identity=Identity())
+    return op
 
 
 def _respan(ops: tuple[Op, ...], old: Span, new: Span) -> list[Op]:

@@ -347,9 +347,9 @@ def _skipped_freed_again(manager: Any, give_back: Any) -> Any:
 
 def _evicted_key_stays(pool: Any, forget: Any) -> Any:
     def bent(block: int) -> None:
-        before = {key: list(blocks) for key, blocks in pool.index[pool.group_of[block]].items()}
+        index = dict(pool.index[pool.group_of[block]])
         forget(block)
-        pool.index[pool.group_of[block]] = before
+        pool.index[pool.group_of[block]] = index
 
     return bent
 
@@ -365,7 +365,7 @@ def _alias_stays(pool: Any, forget: Any) -> Any:
 def _duplicate_overwrites(pool: Any, insert: Any) -> Any:
     def bent(group: int, key: int, block: int, tokens: int) -> None:
         insert(group, key, block, tokens)
-        pool.index[group][key] = [block]
+        pool.index[group][key] = (block,)
 
     return bent
 

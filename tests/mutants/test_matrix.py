@@ -20,7 +20,7 @@ each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: muta
 
 
 def stored(mutant):
-    return Trace.load(HERE / "traces" / f"{mutant.id}.json")
+    return Trace.loads((HERE / "traces" / f"{mutant.id}.json").read_text())
 
 
 def words(finding):

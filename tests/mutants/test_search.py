@@ -24,11 +24,16 @@ RARE = {
 }
 
 
+def searched(mutant):
+    """The first slice that ends with a trace on which the bug is caught."""
+    wide = Range(**{"semantics": mutant.semantics, "retention": "any", **RARE.get(mutant.id, {})})
+    slices = (find(mutant, wide, seed=seed, examples=EXAMPLES) for seed in range(SLICES))
+    return next(found for found in slices if found.trace is not None)
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
 def test_search_finds_the_bug(mutant):
     """Some slice ends with a trace that breaks the bug's property, with the bug alone."""
-    wide = Range(**{"semantics": mutant.semantics, "retention": "any", **RARE.get(mutant.id, {})})
-    slices = (find(mutant, wide, seed=seed, examples=EXAMPLES) for seed in range(SLICES))
-    found = next(found for found in slices if found.trace is not None)
+    found = searched(mutant)
     assert [finding.property_id for finding in found.findings] == [mutant.breaks]
     assert caught(mutant, found.trace, mutant.breaks)
