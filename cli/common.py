@@ -73,6 +73,9 @@ def open_target(
         yield ModelTarget(None if vllm is None else Semantics.of(vllm).release, record=record)
     elif name == "manager":
         tree = fetch(semantics if vllm is None else vllm)
+        if python is not None:
+            python = env.python(given=python)
+            env.release_of(python)
         with ManagerTarget(tree, "core" if python is None else "env", python, record=record) as manager:
             yield manager
     else:
@@ -101,6 +104,7 @@ def spinner(title: str) -> Iterator[Callable[[str], None]]:
         TimeElapsedColumn(),
         console=errors,
         transient=True,
+        disable=not errors.is_terminal,
     ) as progress:
         task = progress.add_task(title)
         yield lambda line: progress.update(task, description=f"{title}: {line.strip()[:80]}")

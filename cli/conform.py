@@ -32,11 +32,11 @@ def conform_command(release: tuple[str, ...], traces: int, seed: int, as_json: b
     Exit code 1 at the first difference of a release, which is printed with its trace.
     """
     chosen = RELEASES if "all" in release else release or ("0.25.0", "0.32.0")
+    trees = [fetch(name) for name in chosen]
     rows: list[dict[str, object]] = []
     broken: list[Divergence] = []
     with bar() as progress:
-        for name in chosen:
-            tree = fetch(name)
+        for tree in trees:
             task = progress.add_task(f"vLLM {tree.version}", total=traces, note="")
             calls, done = 0, 0
             seen: Counter[str] = Counter()

@@ -11,7 +11,7 @@ import click
 
 from hitproof.cli.common import bar
 from hitproof.fuzz.survey import PROFILES, Survey, survey
-from hitproof.model import BadInput
+from hitproof.model import BadInput, Semantics
 from hitproof.model.semantics import RELEASES, switch_table
 from hitproof.properties.known import KNOWN
 from hitproof.properties.mutants import MUTANTS
@@ -55,6 +55,8 @@ def check_docs() -> None:
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 def write_verdicts(release: tuple[str, ...], traces: int, seed: int) -> None:
     """Survey every promise on every release's model and keep the verdicts in docs/verdicts.json."""
+    for name in release:
+        Semantics.of(name)
     kept = _verdicts()
     with bar() as progress:
         for name in release or RELEASES:

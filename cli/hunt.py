@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import click
@@ -26,12 +27,8 @@ DENSE = "0.25.0"
 
 def seconds(text: str) -> float:
     """``90``, ``90s`` or ``5m`` in seconds."""
-    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
-    number = text[:-1] if unit else text
-    try:
-        value = float(number) * (unit or 1)
-    except ValueError:
-        value = -1
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)", text)
+    value = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0
     if not 0 < value < 1_000_000:
         raise click.BadParameter(
             f"{shown(text)}: write seconds or minutes, for example 60s or 5m", param_hint="--budget"

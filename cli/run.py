@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hitproof.cli.common import load_trace, open_target, plain, retention_option, target_options
-from hitproof.model import CacheConfig, Drain, Group, Op, Run, Span, Submit, Trace
+from hitproof.model import BadInput, CacheConfig, Drain, Group, Op, Run, Span, Submit, Trace
 from hitproof.model.config import DEFAULT
 from hitproof.model.semantics import NEWEST
+from hitproof.model.trace import MOST_OPS
 from hitproof.replay.counterexample import write_new
 
 
@@ -131,6 +132,8 @@ def round_robin(
         *(Group(kind="sliding_window", block_size=block_size, window=window),) * window_groups,
         *(Group(kind="full", block_size=block_size),) * full_groups,
     )
+    if 2 * seats * rounds > MOST_OPS:
+        raise BadInput(f"--seats {seats} --rounds {rounds}: {2 * seats * rounds} ops; the most is {MOST_OPS}")
     chosen = retention_option(retention, ("default", "dense"))
     interval = {"default": DEFAULT, "dense": None}.get(chosen, chosen)
     config = CacheConfig(

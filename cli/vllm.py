@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hitproof.cli.common import spinner
+from hitproof.model import Semantics
 from hitproof.replay import env, store
 
 
@@ -59,6 +60,7 @@ def show(as_json: bool) -> None:
 @click.argument("release", default=env.NEWEST_CPU)
 def make_env(release: str) -> None:
     """Make the environment for the engine (about 3 GB, once)."""
+    release = Semantics.of(release).release
     with spinner(f"environment for vLLM {release}") as say:
         python = env.make(release, say)
     click.echo(str(python))

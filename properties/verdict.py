@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import attrs
 
@@ -21,6 +21,10 @@ class Verdict(IntEnum):
     HOLDS = 3
 
 
+Cause = Literal["", "evicted", "not written", "all cached"]
+CAUSES: tuple[str, ...] = get_args(Cause)
+
+
 @attrs.frozen(kw_only=True, slots=True)
 class Finding:
     """One broken promise: where it broke, and expected against seen. Data first.
@@ -35,7 +39,7 @@ class Finding:
     request: str | None
     expected: str
     seen: str
-    cause: Literal["", "evicted", "not written", "all cached"] = ""
+    cause: Cause = ""
     reasons: tuple[str, ...] = ()
 
 

@@ -16,7 +16,7 @@ import attrs
 from hitproof.model import BadInput, Submit, Trace, read_json, shown
 from hitproof.model.trace import known_schema
 from hitproof.properties.registry import property_of
-from hitproof.properties.verdict import Finding
+from hitproof.properties.verdict import CAUSES, Finding
 
 SCHEMA = 1
 STATUSES = ("unconfirmed", "confirmed", "model wrong", "property wrong", "harness wrong")
@@ -195,6 +195,10 @@ def _check_finding(where: str, listed: object, found: Counterexample) -> None:
         raise BadInput(
             f"{where}: finding: op {finding.op} at {finding.at}: the trace has ops 0 to {len(found.trace.ops) - 1}"
         )
+    if finding.cause not in CAUSES:
+        raise BadInput(
+            f"{where}: finding: cause {shown(finding.cause)} is not one of {', '.join(CAUSES[1:])}"
+        )
     names = {op.request for op in found.trace.ops if isinstance(op, Submit)}
     if finding.request is not None and finding.request not in names:
         raise BadInput(f"{where}: finding: request {shown(finding.request)} is not in the trace")
@@ -232,6 +236,8 @@ def write_new(path: Path, text: str) -> None:
 
 def _write_new(path: Path, text: str) -> bool:
     """False, and nothing changed, if ``path`` exists."""
+    if not path.name:
+        raise BadInput(f"{path}: not the name of a file; name one")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -248,18 +254,17 @@ def _write_new(path: Path, text: str) -> bool:
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        raise BadInput(
-            f"{path}: cannot write it: {error.strerror or error}; choose a folder that can be written"
-        ) from None
+        why = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror or error
+        raise BadInput(f"{path}: cannot write it: {why}; choose a folder that can be written") from None
     return True
 
 
 def check_folder(folder: Path) -> None:
     """BadInput if files could not be stored in ``folder``, which need not exist yet."""
-    place = folder.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
     try:
+        place = folder.absolute()
+        while not place.exists() and place != place.parent:
+            place = place.parent
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
