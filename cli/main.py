@@ -81,7 +81,7 @@ def main() -> None:
     """The console script: every error of ours is one message."""
     try:
         # Outside its standalone mode, click returns the exit code of a command that exits.
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="hitproof", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
