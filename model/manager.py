@@ -225,16 +225,17 @@ class ModelManager:
 
     def _take_snapshot(self) -> Snapshot:
         pool = self.pool
+        aliases = {block: tuple(sorted(further)) for block, further in pool.aliases.items()}
         keys = tuple(
-            None if own == NO_KEY else (pool.group_of[block], own, tuple(sorted(pool.aliases.get(block, ()))))
-            for block, own in enumerate(pool.key_of)
+            None if own == NO_KEY else (group, own, aliases.get(block, ()))
+            for block, (group, own) in enumerate(zip(pool.group_of, pool.key_of, strict=True))
         )
         live = sorted({request for table in self.tables for request, blocks in table.items() if blocks})
         return Snapshot(
             ref_count=tuple(pool.ref_count),
             free_queue=tuple(pool.free_queue),
             keys=keys,
-            index=tuple(tuple((key, tuple(index[key])) for key in sorted(index)) for index in pool.index),
+            index=tuple(tuple(sorted(index.items())) for index in pool.index),
             tables=tuple(
                 (request, tuple(tuple(table.get(request, ())) for table in self.tables)) for request in live
             ),

@@ -189,7 +189,7 @@ class RealManager:
         self._config = config
         self._tokens = TokenIds()
         self._key_of: dict[bytes, int] = {}
-        self._parts_of: dict[bytes, tuple[int, int]] = {}
+        self._parts_of: dict[bytes, tuple[int, int, tuple[int, ...]]] = {}
         self._lora_ids: dict[str, int] = {}
         self._requests: dict[str, Any] = {}
         self._hasher = None
@@ -413,11 +413,15 @@ class RealManager:
         tables = [manager.req_to_blocks for manager in self._types]
         live = sorted({request for table in tables for request, blocks in table.items() if blocks})
         return Snapshot(
-            ref_count=tuple(block.ref_cnt for block in pool.blocks),
+            ref_count=tuple([block.ref_cnt for block in pool.blocks]),
             free_queue=free,
             keys=tuple(
-                None if block.block_hash is None else self._keys(block, aliases.get(block.block_id, ()))
-                for block in pool.blocks
+                [
+                    None
+                    if (key := block.block_hash) is None
+                    else self._keys(key, aliases.get(block.block_id))
+                    for block in pool.blocks
+                ]
             ),
             index=self._index(),
             tables=tuple(
@@ -425,22 +429,20 @@ class RealManager:
             ),
         )
 
-    def _keys(self, block: Any, aliases: Iterable[bytes]) -> tuple[int, int, tuple[int, ...]]:
-        group, own = self._split(block.block_hash)
-        return group, own, tuple(sorted([self._split(key)[1] for key in aliases])) if aliases else ()
-
-    def _split(self, key: bytes) -> tuple[int, int]:
-        """Group and key of a block hash with its group id, remembered: every snapshot asks for all."""
+    def _keys(self, key: bytes, aliases: Iterable[bytes] | None) -> tuple[int, int, tuple[int, ...]]:
+        """Group, own key and aliases of a block. Remembered without aliases: snapshots ask for all."""
         parts = self._parts_of.get(key)
         if parts is None:
-            parts = int.from_bytes(key[-4:], "big"), self._key(self._vllm.utils.get_block_hash(key))
+            parts = int.from_bytes(key[-4:], "big"), self._key(self._vllm.utils.get_block_hash(key)), ()
             self._parts_of[key] = parts
+        if aliases:
+            return parts[0], parts[1], tuple(sorted(self._keys(alias, None)[1] for alias in aliases))
         return parts
 
     def _index(self) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
         index: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in self._config.groups]
         for key, holders in self._pool.cached_block_hash_to_block._cache.items():
-            group, own = self._split(key)
+            group, own, _ = self._keys(key, None)
             blocks = tuple(holders) if isinstance(holders, dict) else (holders.block_id,)
             index[group].append((own, blocks))
         return tuple(tuple(sorted(entries)) for entries in index)
