@@ -341,7 +341,8 @@ def _missing(story: Story, at: int, subject: Subject, length: int) -> _Missing:
     out = []
     for g, rules in enumerate(story.rules):
         scale = rules.block_size // key_size
-        needed = [(i, subject.keys[(i + 1) * scale - 1]) for i in rules.needed(length)]
+        positions = [(i, (i + 1) * scale - 1) for i in story.needed_blocks(g, length)]
+        needed = [(i, subject.keys[at_key]) for i, at_key in positions if at_key < len(subject.keys)]
         missing = [(i, key) for i, key in needed if key not in cached[g]]
         if not missing:
             continue
@@ -357,8 +358,14 @@ def _missing(story: Story, at: int, subject: Subject, length: int) -> _Missing:
             cause = "not written" if cause == "all cached" else cause
             out.append(f"{where}: block {i} of the prompt was never in its index")
             continue
-        cause = "evicted"
         thief = story.observations[gone]
+        if thief.call == "reset":
+            cause = "not written" if cause == "all cached" else cause
+            out.append(
+                f"{where}: block {i} of the prompt was not written again after the reset in op {thief.op}"
+            )
+            continue
+        cause = "evicted"
         state = story.snapshot(gone - 1)
         assert state is not None
         holder = dict(state.index[g])[key][0]

@@ -166,15 +166,18 @@ class Story:
         boundary = (length - 1) // self.unit * self.unit
         return max(0, boundary - self.unit) if self.config.use_eagle else boundary
 
+    def needed_blocks(self, g: int, boundary: int) -> range:
+        """The blocks of group ``g`` that a hit of ``boundary`` tokens needs, with the one EAGLE drops."""
+        blocks = self.rules[g].needed(boundary)
+        return range(blocks.start, blocks.stop + (1 if self.config.use_eagle and boundary else 0))
+
     def needs(self, subject: Subject, length: int) -> frozenset[Need]:
         """What must stay cached for a hit of ``promised(length)``."""
         boundary = self.promised(length)
         found = set()
         for g, rules in enumerate(self.rules):
             scale = rules.block_size // self.config.key_block_size
-            blocks = rules.needed(boundary)
-            last = blocks.stop + (1 if self.config.use_eagle and boundary else 0)
-            for i in range(blocks.start, last):
+            for i in self.needed_blocks(g, boundary):
                 position = (i + 1) * scale - 1
                 if position < len(subject.keys):
                     found.add((g, subject.keys[position]))
@@ -209,7 +212,7 @@ class Story:
                 changed = True
                 if session is not None:
                     continued[subject.submit.request] = session
-                    expected = min(self.promised(session.subject.length), self.promised(subject.length))
+                    expected = self.promised(session.subject.length)
                     own = current | under_way[subject.submit.request]
                     peak = max([len(own), *(len(s) for s in sets[session.since :])])
                     assert seen.hit is not None
@@ -255,7 +258,11 @@ class Story:
             if earlier.submit.identity != subject.submit.identity or earlier.served is None:
                 continue
             promised = self.promised(earlier.length)
-            if not promised or common_prefix(earlier.prompt, subject.prompt) < promised:
+            # The block that EAGLE drops must lie inside the new prompt too.
+            needed = promised + self.unit if self.config.use_eagle else promised
+            if not promised or common_prefix(earlier.prompt, subject.prompt) < needed:
+                continue
+            if self.promised(subject.length) < promised:
                 continue
             if best is None or promised > self.promised(best.subject.length):
                 best = session
