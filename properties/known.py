@@ -68,6 +68,21 @@ def _eagle(config: CacheConfig) -> bool:
 
 
 @_config
+def _retention(config: CacheConfig) -> bool:
+    return config.retention is not None and any(group.kind == "sliding_window" for group in config.groups)
+
+
+@_config
+def _eagle_retention(config: CacheConfig) -> bool:
+    return config.use_eagle and config.retention is not None
+
+
+@_config
+def _full_unequal(config: CacheConfig) -> bool:
+    return len({group.block_size for group in config.groups if group.kind == "full"}) > 1
+
+
+@_config
 def _windows_behind_gate(config: CacheConfig) -> bool:
     return config.scheduler_reserve_full_isl and any(group.kind != "full" for group in config.groups)
 
@@ -156,6 +171,38 @@ KNOWN: tuple[Known, ...] = (
             because="each group drops its last block in each pass of the fixed point",
         )
         for name in _SHORT_HITS
+    ),
+    *(
+        Known(
+            property_id=name,
+            since="0.23.0",
+            until="0.30.0",
+            when="EAGLE with a retention interval",
+            applies=_eagle_retention,
+            report="vllm#53945, vllm#54713",
+            causes=("not written",),
+            because="retention keeps the boundary that a prompt reaches before the EAGLE drop, not where it lands after",
+        )
+        for name in _SHORT_HITS
+    ),
+    Known(
+        property_id="junction-hits",
+        since="0.23.0",
+        until="0.26.0",
+        when="a retention interval with some group that is a sliding window",
+        applies=_retention,
+        report="vllm#45238",
+        causes=("not written",),
+        because="retention keeps no window tail where two prompts diverged",
+    ),
+    Known(
+        property_id="hit-covers",
+        since="0.19.0",
+        until="0.29.0",
+        when="full-attention groups of different block sizes",
+        applies=_full_unequal,
+        report=_OURS,
+        because="only the first of them is cut to the combined hit",
     ),
     Known(
         property_id="keys-injective",
