@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Any
 
 import click
 
@@ -25,23 +24,7 @@ CLOSED_PIPE = 141
 """128 + SIGPIPE, as shells say it: neither "all well" nor "violated" may be read into a closed pipe."""
 
 
-class Cli(click.Group):
-    """A group that exits with CLOSED_PIPE; left to themselves, click and rich would exit with 1."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command and flush what it printed."""
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except (BrokenPipeError, SystemExit) as error:
-            if isinstance(error, SystemExit) and error.code != 1:
-                raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
-            raise click.exceptions.Exit(CLOSED_PIPE) from None
-        return result
-
-
-@click.group(cls=Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="hitproof")
 def cli() -> None:
     """Prove, break and replay the promises of vLLM's hybrid KV-cache manager about prefix-cache hits.
@@ -82,7 +65,13 @@ def main() -> None:
     try:
         # Outside its standalone mode, click returns the exit code of a command that exits.
         code = cli.main(prog_name="hitproof", standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as error:
+        # On a closed pipe click and rich exit with 1, which here would mean "violated".
+        if isinstance(error, SystemExit) and error.code != 1:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(CLOSED_PIPE)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
@@ -117,3 +106,4 @@ def main() -> None:
             err=True,
         )
         sys.exit(3)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -446,6 +446,14 @@ def test_cache_folder_that_is_a_file(hitproof, monkeypatch):
     assert hitproof("run", "trace", "--target", "manager") == (2, f"hitproof: {message}\n")
 
 
+def test_cache_folder_of_nobody(hitproof, monkeypatch):
+    """A user without a home folder is not given a folder called ``~``."""
+    monkeypatch.setenv("HITPROOF_CACHE", "~nobody-here/cache")
+    message = "~nobody-here/cache: this user has no home folder; set HITPROOF_CACHE to a folder you own"
+    assert hitproof("vllm", "list") == (2, f"hitproof: {message}\n")
+    assert os.listdir() == []
+
+
 def test_file_is_never_overwritten_nor_half_written(tmp_path):
     """A second write changes nothing, and no part of either is left beside the file."""
     write_new(tmp_path / "new" / "file", "first")
