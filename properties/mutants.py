@@ -528,6 +528,7 @@ MUTANTS: tuple[Mutant, ...] = (
         id="full-not-truncated",
         breaks="hit-covers",
         what="Full attention's blocks are not cut to the combined hit: the hit is longer than what is covered.",
+        like="vllm-ascend#14283",
         apply=_not_truncated,
     ),
     Mutant(
