@@ -201,7 +201,7 @@ KNOWN: tuple[Known, ...] = (
         until="0.29.0",
         when="full-attention groups of different block sizes",
         applies=_full_unequal,
-        report="vllm-ascend#14283",
+        report=_OURS,
         because="only the first of them is cut to the combined hit",
     ),
     Known(
