@@ -73,6 +73,11 @@ def _retention(config: CacheConfig) -> bool:
 
 
 @_config
+def _retention_without_full(config: CacheConfig) -> bool:
+    return config.retention is not None and all(group.kind != "full" for group in config.groups)
+
+
+@_config
 def _eagle_retention(config: CacheConfig) -> bool:
     return config.use_eagle and config.retention is not None
 
@@ -194,6 +199,17 @@ KNOWN: tuple[Known, ...] = (
         report="vllm#45238",
         causes=("not written",),
         because="retention keeps no window tail where two prompts diverged",
+    ),
+    Known(
+        property_id="junction-hits",
+        since="0.26.0",
+        until=None,
+        when="a retention interval and no full-attention group",
+        applies=_retention_without_full,
+        report=_OURS,
+        causes=("not written",),
+        because="a junction is what one group finds beyond the combined hit: windows alone, whose tails there are "
+        "gone, find none, so that no later prompt makes them keep it",
     ),
     Known(
         property_id="hit-covers",
