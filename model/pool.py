@@ -151,13 +151,18 @@ class BlockPool:
             return
         self.key_of[block] = NO_KEY
         group = self.group_of[block]
-        index = self.index[group]
-        for key in (own, *self.aliases.pop(block, ())) if block in self.aliases else (own,):
-            holders = index.pop(key)
-            if len(holders) > 1:
-                index[key] = tuple(holder for holder in holders if holder != block)
-            if self.record_events:
-                self.emit(group, Event(kind="removed", keys=(key,)))
+        self._remove(group, own, block)
+        if block in self.aliases:
+            for key in self.aliases.pop(block):
+                self._remove(group, key, block)
+
+    def _remove(self, group: int, key: int, block: int) -> None:
+        holders = self.index[group].pop(key)
+        if len(holders) > 1:
+            at = holders.index(block)
+            self.index[group][key] = holders[:at] + holders[at + 1 :]
+        if self.record_events:
+            self.emit(group, Event(kind="removed", keys=(key,)))
 
     def emit(self, group: int, event: Event) -> None:
         """Queue an event of ``group``."""
