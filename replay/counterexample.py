@@ -69,7 +69,7 @@ class Counterexample:
             "found_by": self.found_by,
             "minimality": self.minimality,
             "trace": self.trace.to_json(),
-            "finding": attrs.asdict(self.finding),
+            "finding": {**attrs.asdict(self.finding), "reasons": list(self.finding.reasons)},
             "sightings": [attrs.asdict(s) for s in self.sightings],
             "counterfactuals": list(self.counterfactuals),
         }
