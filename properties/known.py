@@ -153,6 +153,19 @@ KNOWN: tuple[Known, ...] = (
     *(
         Known(
             property_id=name,
+            since="0.22.0",
+            until="0.23.0",
+            when="EAGLE with groups of different block sizes",
+            applies=_eagle_unequal,
+            report="vllm#44082",
+            causes=("not written",),
+            because="the write mask keeps a window's tail without the block that the lookup drops",
+        )
+        for name in _SHORT_HITS
+    ),
+    *(
+        Known(
+            property_id=name,
             since="0.19.0",
             until=None,
             when="EAGLE with groups of different block sizes",
