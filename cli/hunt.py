@@ -15,6 +15,7 @@ from hitproof.cli.common import bar, errors, fetch, plain, retention_option
 from hitproof.fuzz.hunt import Find, Plan, Report, Watcher, hunt
 from hitproof.model import BadInput, Semantics, shown
 from hitproof.model.semantics import NEWEST
+from hitproof.properties.known import Known
 from hitproof.properties.registry import BY_ID, property_of
 from hitproof.properties.verdict import Finding, Verdict
 from hitproof.replay.counterexample import check_folder
@@ -149,25 +150,27 @@ class _Shown(Watcher):
 
 
 def _show(report: Report) -> None:
-    table = Table(title="what was searched")
-    for column in ("vLLM", "property", "verdict"):
-        table.add_column(column, overflow="fold")
+    """One table per release: every property with its verdict, checks and traces, and the bound."""
     for semantics, judgements in report.judgements.items():
+        bound = next((j.bound.partition("; ")[2] for j in judgements if j.bound), "nothing was run")
+        table = Table(title=f"vLLM {semantics}", caption=f"within: {bound}", caption_justify="left")
+        for column in ("property", "verdict", "checks", "traces"):
+            table.add_column(column, justify="right" if column in ("checks", "traces") else "left")
         for judgement in judgements:
-            known = next(
-                (
-                    f.known
-                    for f in report.finds
-                    if f.counterexample.finding.property_id == judgement.property_id
-                    and f.counterexample.trace.config.semantics == semantics
-                ),
-                None,
-            )
-            verdict = judgement.text
+            verdict = judgement.verdict.name
             if judgement.verdict is Verdict.VIOLATED:
+                known = _known(report, semantics, judgement.property_id)
                 verdict += f" (known: {known.report})" if known else " (NEW)"
-            table.add_row(semantics, judgement.property_id, verdict)
-    Console(highlight=False).print(table)
+            table.add_row(judgement.property_id, verdict, str(judgement.evidence), str(judgement.runs))
+        Console(highlight=False).print(table)
+
+
+def _known(report: Report, semantics: str, property_id: str) -> Known | None:
+    for find in report.finds:
+        case = find.counterexample
+        if (case.finding.property_id, case.trace.config.semantics) == (property_id, semantics):
+            return find.known
+    return None
 
 
 def _json(report: Report) -> dict[str, object]:
