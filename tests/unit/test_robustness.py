@@ -54,8 +54,8 @@ MANAGER = f"{FAULT}manager (core) 0.32.0: "
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A function that makes a source tree whose manager module is ``code``; calls may take 3 s."""
-    monkeypatch.setattr("hitproof.cli.common.ManagerTarget", functools.partial(ManagerTarget, timeout_s=3))
+    """A function that makes a source tree whose manager module is ``code``; calls may take 2 s."""
+    monkeypatch.setattr("hitproof.cli.common.ManagerTarget", functools.partial(ManagerTarget, timeout_s=2))
 
     def make(code):
         file = tmp_path / "fork/vllm/v1/core/kv_cache_manager.py"
@@ -75,7 +75,7 @@ def tree(tmp_path, monkeypatch):
         ("sys.exit(0)", "it crashed during start (exit status 0)", "\nend of its output:\nlast words\n"),
         ("os._exit(7)", "it crashed during start (exit status 7)", "\nend of its output:\nlast words\n"),
         ("os.abort()", "it crashed during start (exit status -6)", "last words\n"),
-        ("while True: time.sleep(9)", "no answer to start within 3 s", "\nend of its output:\nlast words\n"),
+        ("while True: time.sleep(9)", "no answer to start within 2 s", "\nend of its output:\nlast words\n"),
         ("while True: print('x' * 9999)", "its output flooded during start (exit status -9)", "x\n"),
         ("print('\\x1b[31mred')", "start raised in the worker:\n", "last words\n\\x1b[31mred\n"),
     ],
@@ -108,7 +108,7 @@ LOOKUP = "def get_computed_blocks(self, request"
         ("return 5, 0, 0", "run raised in the worker:"),
         ("raise KeyError('lost')", "vLLM raised Traceback"),
         ("raise SystemExit(0)", "manager (core) 0.32.0: it crashed during run (exit status 0)"),
-        ("import time; time.sleep(60)", "manager (core) 0.32.0: no answer to run within 3 s"),
+        ("import time; time.sleep(60)", "manager (core) 0.32.0: no answer to run within 2 s"),
     ],
 )
 def test_tree_that_breaks_in_a_call_is_a_harness_fault(hitproof, tree, tmp_path, body, message):
@@ -254,9 +254,10 @@ def members(session):
 
 @pytest.fixture
 def hunting(tmp_path):
-    """A hunt in a session of its own, without network, that finds within seconds."""
+    """A hunt in a session of its own, without any real vLLM, that finds within seconds."""
     words = ("--semantics", "0.25.0", "--property", "hit-survives-fit", "--property", "pool-conserved")
-    clean = {**os.environ, "HITPROOF_CACHE": str(tmp_path / "cache"), "PIP_NO_INDEX": "1"}
+    (tmp_path / "cache").touch()
+    clean = {**os.environ, "HITPROOF_CACHE": str(tmp_path / "cache")}
     with subprocess.Popen(
         [HITPROOF, "hunt", *words, "--budget", "10m", "--workers", "2", "--out", tmp_path / "found"],
         start_new_session=True,
