@@ -105,7 +105,7 @@ def adopt_command(case: Path, release: tuple[str, ...], name: str | None, engine
         name=f"CE-{len(stored(into)) + 1:04d}",
         trace=trace,
         finding=finding,
-        status=status_of(s for s in sightings if s.version == trace.config.semantics),
+        status=status_of([s for s in sightings if s.version == trace.config.semantics]),
         report=known.report if known else "",
         found_by=found_by,
         minimality=minimality,

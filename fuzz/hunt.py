@@ -19,7 +19,7 @@ from hitproof.fuzz.draw import Range
 from hitproof.fuzz.explain import explain
 from hitproof.fuzz.reduce import Reduced, reduce
 from hitproof.fuzz.search import Slice, SliceResult, search
-from hitproof.model import BadInput, ModelTarget, Run, Target, Trace
+from hitproof.model import BadInput, ModelTarget, Run, Trace
 from hitproof.properties.known import Known, known_for
 from hitproof.properties.registry import BY_ID, HIT_QUALITY
 from hitproof.properties.story import Story
@@ -197,15 +197,16 @@ class _Hunter:
         small = self._shrink(trace, first)
         name = first.property_id
         prop = BY_ID[name]
-        model = ModelTarget()
-        finding = prop.check(Story(model.run(small.trace), model.run)).finding
+        searched = _runner(self._tree_root())
+        finding = prop.check(Story(searched(small.trace), searched)).finding
         assert finding is not None
-        sightings: list[Sighting] = [sight(small.trace, name, model)]
+        sightings: list[Sighting] = [sight(small.trace, name, ModelTarget())]
         tree = self.plan.trees.get(self.semantics)
         if tree is not None and not self.interrupted:
             with ManagerTarget(tree) as real:
                 sightings.append(sight(small.trace, name, real))
         known = known_for(finding, small.trace)
+        explained = sightings[0].verdict == "reproduced" and not self.interrupted
         found = Counterexample(
             name="find",
             trace=small.trace,
@@ -215,7 +216,7 @@ class _Hunter:
             found_by=f"hunt, seed {self.plan.seed}, after {elapsed:.0f} s",
             minimality=f"{small.stopped} ({small.runs} runs)",
             sightings=tuple(sightings),
-            counterfactuals=() if self.interrupted else tuple(c.text for c in explain(small.trace, prop)),
+            counterfactuals=tuple(c.text for c in explain(small.trace, prop)) if explained else (),
         )
         try:
             path = store(found, self.plan.out) if self.plan.out is not None else None
@@ -226,11 +227,11 @@ class _Hunter:
             found = attrs.evolve(found, name=path.stem)
         return Find(counterexample=found, known=known, seconds=elapsed, path=path)
 
-    def _submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def _submit(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Future[Any]:
         """Work for the pool; a process that this starts is deaf to Ctrl-C from its first moment."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return self.pool.submit(function, *arguments)
+            return self.pool.submit(function, *arguments, **named)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -238,7 +239,7 @@ class _Hunter:
         """The smaller trace; after Ctrl-C, which ends the hunt, the trace as it was found."""
         try:
             if not self.interrupted:
-                small: Reduced = self._submit(shrink, trace, first).result()
+                small: Reduced = self._submit(shrink, trace, first, tree=self._tree_root()).result()
                 return small
         except KeyboardInterrupt:
             self.interrupted = True
@@ -267,35 +268,39 @@ class _Hunter:
         return out
 
 
-def shrink(trace: Trace, finding: Finding, most_runs: int = 10_000) -> Reduced:
+def shrink(trace: Trace, finding: Finding, most_runs: int = 10_000, tree: Tree | None = None) -> Reduced:
     """The smallest trace of the same kind: same property and cause, known or new as before, hybrid
-    if it was.
+    if it was. On the model, or on the manager of ``tree``.
     """
     prop = BY_ID[finding.property_id]
-    target = ModelTarget()
+    run = _runner(tree)
     known = known_for(finding, trace)
     hybrid = trace.config.is_hybrid
 
     def fails(candidate: Trace) -> bool:
         if candidate.config.is_hybrid is not hybrid:
             return False
-        seen = prop.check(Story(target.run(candidate), target.run)).finding
+        seen = prop.check(Story(run(candidate), run)).finding
         return seen is not None and seen.cause == finding.cause and known_for(seen, candidate) is known
 
     return reduce(trace, fails, most_runs)
 
 
-_targets: dict[str, Target] = {}
+_targets: dict[Path, ManagerTarget] = {}
+
+
+def _runner(tree: Tree | None) -> Callable[[Trace], Run]:
+    """The model, or one real manager that this process keeps."""
+    if tree is None:
+        return ModelTarget().run
+    if tree.root not in _targets:
+        _targets[tree.root] = ManagerTarget(tree)
+    return _targets[tree.root].run
 
 
 def _search(work: Slice, tree: Tree | None) -> SliceResult:
-    """In a pool process: on the model, or on one real manager that the process keeps."""
-    run: Callable[[Trace], Run] | None = None
-    if tree is not None:
-        target: Any = _targets.get(str(tree.root)) or ManagerTarget(tree)
-        _targets[str(tree.root)] = target
-        run = target.run
-    return search(work, run)
+    """A slice in a pool process."""
+    return search(work, _runner(tree))
 
 
 def _ignore_interrupts() -> None:

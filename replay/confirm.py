@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from hitproof.model import BadInput, HarnessFault, Target, Trace
 from hitproof.properties.registry import property_of
@@ -36,11 +36,12 @@ def sight(trace: Trace, property_id: str, target: Target) -> Sighting:
     )
 
 
-def status_of(sightings: Iterable[Sighting]) -> str:
+def status_of(sightings: Sequence[Sighting]) -> str:
     """What the sightings make of a find: confirmed by vLLM's own code, refuted, or neither yet."""
     real = [s for s in sightings if s.target != "model"]
+    shown = {s.verdict for s in sightings if s.target == "model"}
     if any(s.verdict == "reproduced" for s in real):
-        return "confirmed"
+        return "model wrong" if "not reproduced" in shown else "confirmed"
     if any(s.verdict == "not reproduced" for s in real):
         return "model wrong"
     return "unconfirmed"

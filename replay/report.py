@@ -245,7 +245,9 @@ class _Case:
         return tuple(lines)
 
     def _replay(self) -> _Commands:
-        path = shlex.quote(f"counterexamples/{_clean(self.ce.name)}.json")
+        # A numbered case lies in the corpus, a find where hunt writes by default.
+        folder = "counterexamples" if re.fullmatch(r"CE-\d{4}", self.ce.name) else "counterexamples/found"
+        path = shlex.quote(f"{folder}/{_clean(self.ce.name)}.json")
         return _Commands(
             (f"hitproof replay {path}", f"hitproof run {path} --vllm {self.config.semantics}"),
         )

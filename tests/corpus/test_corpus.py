@@ -7,9 +7,10 @@ import pytest
 from hitproof.model import ModelTarget, Trace
 from hitproof.properties.registry import BY_ID
 from hitproof.properties.story import Story
-from hitproof.replay import store
+from hitproof.replay import env, store
 from hitproof.replay.confirm import sight
 from hitproof.replay.counterexample import Counterexample, stored
+from hitproof.replay.engine import EngineTarget
 from hitproof.replay.manager_target import ManagerTarget
 
 FOLDER = Path(__file__).resolve().parents[2] / "counterexamples"
@@ -34,16 +35,23 @@ def test_the_model_still_breaks_the_promise_the_same_way(case):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_real_vllm_does_what_the_file_says(case):
     """Each release's own manager reproduces the case, or does not, as its sightings say."""
-    said = [s for s in case.sightings if s.target == "manager (core)" and s.version in ("0.25.0", "0.32.0")]
-    said += [
-        s
-        for s in case.sightings
-        if s.version == case.trace.config.semantics and s.target != "model" and s not in said
-    ]
-    assert said
+    tested = {"0.25.0", "0.32.0", case.trace.config.semantics}
+    said = [s for s in case.sightings if s.target == "manager (core)" and s.version in tested]
+    assert case.trace.config.semantics in {s.version for s in said}
     for sighting in said:
         with ManagerTarget(store.add(sighting.version)) as target:
             assert sight(case.trace, case.finding.property_id, target) == sighting
+
+
+SHOWN = [(case, s) for case in CASES for s in case.sightings if s.target == "engine"]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("case", "sighting"), SHOWN, ids=lambda value: getattr(value, "name", "engine"))
+def test_the_engine_does_what_the_file_says(case, sighting):
+    """VLLM's real engine shows the hits of the file."""
+    with EngineTarget(env.make(sighting.version, print)) as target:
+        assert sight(case.trace, case.finding.property_id, target) == sighting
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
