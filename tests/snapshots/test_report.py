@@ -211,7 +211,7 @@ def test_hostile_text_stays_text_in_the_timeline():
 def test_command_survives_a_shell():
     """A name with spaces and quotes is one word of the command."""
     ce = attrs.evolve(HALF_POOL, name="a b'c")
-    assert "hitproof replay 'counterexamples/a b'\"'\"'c.json'" in report.text(ce)
+    assert "hitproof replay 'counterexamples/found/a b'\"'\"'c.json'" in report.text(ce)
 
 
 def test_trace_that_no_longer_fails_is_not_called_violated():
