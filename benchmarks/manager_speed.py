@@ -251,7 +251,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
 def main() -> None:
     """Measure every row and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10, help="rounds that count (default 10)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds that count (default 20)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     console = Console()
