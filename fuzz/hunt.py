@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,8 @@ class _Hunter:
                     break
                 done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in done:
-                    self._take(future.result(), time.monotonic() - started)
+                    with self._deferring_interrupts():
+                        self._take(future.result(), time.monotonic() - started)
                 if self.interrupted:
                     raise KeyboardInterrupt
                 runs = max(self.runs.values())
@@ -235,14 +237,25 @@ class _Hunter:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    @contextmanager
+    def _deferring_interrupts(self) -> Iterator[None]:
+        """Ctrl-C only says so while a find is dealt with: it is kept first."""
+
+        def defer(*_: object) -> None:
+            self.interrupted = True
+
+        before = signal.signal(signal.SIGINT, defer)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
     def _shrink(self, trace: Trace, first: Finding) -> Reduced:
         """The smaller trace; after Ctrl-C, which ends the hunt, the trace as it was found."""
-        try:
-            if not self.interrupted:
-                small: Reduced = self._submit(shrink, trace, first, tree=self._tree_root()).result()
-                return small
-        except KeyboardInterrupt:
-            self.interrupted = True
+        work: Future[Reduced] = self._submit(shrink, trace, first, tree=self._tree_root())
+        while not self.interrupted:
+            if wait((work,), timeout=0.1).done:
+                return work.result()
         return Reduced(trace=trace, runs=0, stopped="not shrunk: interrupted")
 
     def _judgements(self) -> list[Judgement]:

@@ -93,6 +93,16 @@ class TraceMachine(RuleBasedStateMachine):
         units = 1 if blocks == 63 else 2 + blocks % most
         return max(1, min(units * unit + (off if off < 2 else unit // 2), 2048))
 
+    def _fork(self) -> None:
+        """Two requests that leave the first prompt half way: a junction."""
+        assert self.config is not None
+        first, unit = self.prompts["r0"][0], self.config.scheduler_block_size
+        cut = (first.stop or 0) // 2 // unit * unit
+        if cut:
+            for _ in range(2):
+                prompt = (Span(first.stream, 0, cut), self._new_span(2 * unit + 1))
+                self._submit(prompt, self.identities["r0"], 1, "drain")
+
     def _earlier(self, choice: int) -> str:
         return f"r{choice % len(self.prompts)}"
 
@@ -174,6 +184,8 @@ class TraceMachine(RuleBasedStateMachine):
         self.ops.append(Drain())
         for name in sorted(self.prompts)[:RETURNING]:
             self._submit(self.prompts[name], self.identities[name], 1, "drain")
+        if len(self.prompts) % 2:
+            self._fork()
         trace = Trace(config=self.config, ops=tuple(self.ops))
         run = type(self).run_trace
         story = Story(run(trace), run)
