@@ -24,7 +24,7 @@ from hitproof.model import BadInput, ModelTarget, Run, Trace
 from hitproof.properties.known import Known, known_for
 from hitproof.properties.registry import BY_ID, HIT_QUALITY
 from hitproof.properties.story import Story
-from hitproof.properties.verdict import Finding, Judgement, Verdict
+from hitproof.properties.verdict import Finding, Judgement
 from hitproof.replay.confirm import sight, status_of
 from hitproof.replay.counterexample import Counterexample, Sighting, store
 from hitproof.replay.manager_target import ManagerTarget
@@ -122,7 +122,7 @@ class _Hunter:
         self.skip_known: set[str] = set()
         self.runs = dict.fromkeys(plan.properties, 0)
         self.evidence = dict.fromkeys(plan.properties, 0)
-        self.findings: dict[str, Finding] = {}
+        self.violated: set[str] = set()
         self.interrupted = False
         self.seeds = (plan.seed * 1_000_003 + n for n in itertools.count())
 
@@ -188,7 +188,7 @@ class _Hunter:
             self.skip_known.add(name) if known else self.wanted.discard(name)
             if len(self.plan.properties) == 1:
                 self.wanted.discard(name)
-            self.findings.setdefault(name, finding)
+            self.violated.add(name)
             self.watcher.shrinking(finding)
             find = self._make(result.trace, finding, elapsed)
             self.report.finds.append(find)
@@ -260,25 +260,16 @@ class _Hunter:
 
     def _judgements(self) -> list[Judgement]:
         text = Range(semantics=self.semantics, retention=self.plan.retention).text
-        out = []
-        for name in self.plan.properties:
-            if name in self.findings:
-                verdict = Verdict.VIOLATED
-            elif not self.runs[name]:
-                verdict = Verdict.UNKNOWN
-            else:
-                verdict = Verdict.HOLDS if self.evidence[name] else Verdict.VACUOUS
-            out.append(
-                Judgement(
-                    property_id=name,
-                    verdict=verdict,
-                    evidence=self.evidence[name],
-                    runs=self.runs[name],
-                    bound=f"{self.runs[name]} traces; {text}" if self.runs[name] else "",
-                    finding=self.findings.get(name),
-                )
+        return [
+            Judgement.of(
+                name,
+                violated=name in self.violated,
+                runs=self.runs[name],
+                evidence=self.evidence[name],
+                bound=f"{self.runs[name]} traces; {text}" if self.runs[name] else "",
             )
-        return out
+            for name in self.plan.properties
+        ]
 
 
 def shrink(trace: Trace, finding: Finding, most_runs: int = 10_000, tree: Tree | None = None) -> Reduced:

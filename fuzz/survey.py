@@ -14,9 +14,9 @@ from hitproof.fuzz.draw import Range
 from hitproof.fuzz.hunt import shrink
 from hitproof.fuzz.search import Slice, search
 from hitproof.model import BadInput, Trace
-from hitproof.properties.known import KNOWN, Known, known_for
+from hitproof.properties.known import Known, known_for
 from hitproof.properties.registry import HIT_QUALITY, PROPERTIES
-from hitproof.properties.verdict import Judgement, Verdict
+from hitproof.properties.verdict import Judgement
 
 PROFILES = {"quick": 400, "ci": 1000, "nightly": 20_000}
 """Traces per release and kind of config."""
@@ -47,34 +47,16 @@ class Survey:
 
     def judgements(self) -> list[Judgement]:
         """A verdict per property; a known violation is VIOLATED like any other."""
-        found = []
-        for p in PROPERTIES:
-            if p.id in self.known or p.id in self.new:
-                verdict = Verdict.VIOLATED
-            else:
-                verdict = Verdict.HOLDS if self.evidence[p.id] else Verdict.VACUOUS
-            found.append(
-                Judgement(
-                    property_id=p.id,
-                    verdict=verdict,
-                    evidence=self.evidence[p.id],
-                    runs=self.runs[p.id],
-                    bound=self.bound,
-                )
+        return [
+            Judgement.of(
+                p.id,
+                violated=p.id in self.known or p.id in self.new,
+                runs=self.runs[p.id],
+                evidence=self.evidence[p.id],
+                bound=self.bound,
             )
-        return found
-
-
-def expected_known(release: str) -> set[str]:
-    """Properties with a known violation in ``release``."""
-    from hitproof.model.semantics import parse_release
-
-    at = parse_release(release)
-    return {
-        k.property_id
-        for k in KNOWN
-        if parse_release(k.since) <= at and (k.until is None or at < parse_release(k.until))
-    }
+            for p in PROPERTIES
+        ]
 
 
 def survey(release: str, traces: int, seed: int = 0) -> Survey:

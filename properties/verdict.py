@@ -78,20 +78,21 @@ class Judgement:
     evidence: int
     runs: int
     bound: str
-    finding: Finding | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.verdict is Verdict.HOLDS and (not self.bound or not self.evidence):
             raise ValueError(f"{self.property_id}: HOLDS needs a bound and evidence")
 
-    @property
-    def text(self) -> str:
-        """For example ``HOLDS (within 200 runs; 5134 checks)``."""
-        if self.verdict is Verdict.HOLDS:
-            return f"HOLDS (within {self.bound}; {self.evidence} checks)"
-        if self.verdict is Verdict.VIOLATED:
-            return "VIOLATED"
-        return f"{self.verdict.name} ({self.bound or 'nothing to check'})"
+    @classmethod
+    def of(cls, property_id: str, *, violated: bool, runs: int, evidence: int, bound: str) -> Judgement:
+        """The verdict that these counts allow: UNKNOWN without runs, VACUOUS without evidence."""
+        if violated:
+            verdict = Verdict.VIOLATED
+        elif not runs:
+            verdict = Verdict.UNKNOWN
+        else:
+            verdict = Verdict.HOLDS if evidence else Verdict.VACUOUS
+        return cls(property_id=property_id, verdict=verdict, evidence=evidence, runs=runs, bound=bound)
 
 
 class Tally:
@@ -101,7 +102,6 @@ class Tally:
         self.properties = properties
         self.evidence = {p.id: 0 for p in properties}
         self.runs = {p.id: 0 for p in properties}
-        self.findings: dict[str, Finding] = {}
 
     def add(self, story: Story) -> list[Finding]:
         """Judge one run; returns what it broke."""
@@ -113,31 +113,5 @@ class Tally:
             self.runs[p.id] += 1
             self.evidence[p.id] += check.evidence
             if check.finding is not None:
-                self.findings.setdefault(p.id, check.finding)
                 found.append(check.finding)
         return found
-
-    def judgements(self, bound: str) -> list[Judgement]:
-        """The verdicts so far, each within ``bound``."""
-        out = []
-        for p in self.properties:
-            finding = self.findings.get(p.id)
-            if finding is not None:
-                verdict = Verdict.VIOLATED
-            elif not self.runs[p.id]:
-                verdict = Verdict.UNKNOWN
-            else:
-                verdict = Verdict.HOLDS if self.evidence[p.id] else Verdict.VACUOUS
-            out.append(
-                Judgement(
-                    property_id=p.id,
-                    verdict=verdict,
-                    evidence=self.evidence[p.id],
-                    runs=self.runs[p.id],
-                    bound=f"{self.runs[p.id]} runs, {bound}"
-                    if self.runs[p.id]
-                    else "this target does not show it",
-                    finding=finding,
-                )
-            )
-        return out
