@@ -27,10 +27,10 @@ CLOSED_PIPE = 141
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="hitproof")
 def cli() -> None:
-    """Prove, break and replay the promises of vLLM's hybrid KV-cache manager about prefix-cache hits.
+    """Check, break and replay the promises of vLLM's hybrid KV-cache manager about prefix-cache hits.
 
-    Exit codes: 0 all well, 1 a promise is violated (or a case not reproduced), 2 bad input, 3 the
-    harness or the code it drives broke, 130 interrupted.
+    Exit codes: 0 all well, 1 a violation or difference was found (replay: the case is not reproduced),
+    2 bad input, 3 the harness or the code it drives broke, 130 interrupted.
     """
 
 

@@ -33,9 +33,12 @@ class Known:
         """Whether this entry speaks of what was found on ``trace``."""
         if finding.property_id != self.property_id or finding.cause not in self.causes:
             return False
-        release = parse_release(trace.config.semantics)
-        ended = self.until is not None and release >= parse_release(self.until)
-        return release >= parse_release(self.since) and not ended and self.applies(trace)
+        return self.speaks_of(trace.config.semantics) and self.applies(trace)
+
+    def speaks_of(self, release: str) -> bool:
+        """Whether ``release`` lies in this entry's range."""
+        at = parse_release(release)
+        return parse_release(self.since) <= at and (self.until is None or at < parse_release(self.until))
 
 
 def _config(test: Callable[[CacheConfig], bool]) -> Callable[[Trace], bool]:
