@@ -249,7 +249,10 @@ class _Case:
         folder = "counterexamples" if re.fullmatch(r"CE-\d{4}", self.ce.name) else "counterexamples/found"
         path = shlex.quote(f"{folder}/{_clean(self.ce.name)}.json")
         return _Commands(
-            (f"hitproof replay {path}", f"hitproof run {path} --target manager --vllm {self.config.semantics}"),
+            (
+                f"hitproof replay {path}",
+                f"hitproof run {path} --target manager --vllm {self.config.semantics}",
+            ),
         )
 
 
