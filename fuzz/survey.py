@@ -18,7 +18,7 @@ from hitproof.properties.known import Known, known_for
 from hitproof.properties.registry import HIT_QUALITY, PROPERTIES
 from hitproof.properties.verdict import Judgement
 
-PROFILES = {"quick": 400, "ci": 1000, "nightly": 20_000}
+PROFILES = {"quick": 400, "ci": 1200, "nightly": 20_000}
 """Traces per release and kind of config."""
 
 
