@@ -241,7 +241,7 @@ class _Case:
             until = f"to before {known.until}" if known.until else "on"
             lines.append(f"known violation from {known.since} {until}, when {known.when}")
         lines += [f"found by: {_clean(ce.found_by)}"] if ce.found_by else []
-        lines += [f"note: {_clean(ce.trace.note)}"] if ce.trace.note else []
+        lines += [f"note: {_clean(ce.trace.note)}"] if ce.trace.note not in ("", ce.found_by) else []
         return tuple(lines)
 
     def _replay(self) -> _Commands:
