@@ -236,6 +236,8 @@ class _Case:
     def _status(self) -> tuple[str, ...]:
         ce, known = self.ce, known_for(self.ce.finding, self.ce.trace)
         report = f"report: {_clean(ce.report)}" if ce.report else "no public report"
+        if ce.report == "found by hitproof":
+            report = "no public report known"
         lines = [f"{ce.status}: {STATUS[ce.status]}; {report}"]
         if known is not None:
             until = f"to before {known.until}" if known.until else "on"
