@@ -21,9 +21,7 @@ def _states(story: Story, name: str, test: Callable[[Snapshot], tuple[str, str] 
         wrong = test(state)
         if wrong is not None:
             expected, what = wrong
-            finding = Finding(
-                property_id=name, at=at, op=seen.op, request=seen.request, expected=expected, seen=what
-            )
+            finding = Finding.of(name, at, seen, expected, what)
             return Check(finding=finding, evidence=evidence)
     return Check(evidence=evidence)
 
@@ -100,14 +98,7 @@ def check_implies_alloc(story: Story) -> Check:
     for at, seen in story.calls("allocate"):
         evidence += 1
         if seen.fault:
-            finding = Finding(
-                property_id="check-implies-alloc",
-                at=at,
-                op=seen.op,
-                request=seen.request,
-                expected="blocks, or a refusal",
-                seen=seen.fault,
-            )
+            finding = Finding.of("check-implies-alloc", at, seen, "blocks, or a refusal", seen.fault)
             return Check(finding=finding, evidence=evidence)
     return Check(evidence=evidence)
 
@@ -131,14 +122,7 @@ def drain_frees_all(story: Story) -> Check:
         evidence += 1
         used = [block for block, count in enumerate(state.ref_count) if count > 0 and block != NULL]
         if used or state.tables:
-            finding = Finding(
-                property_id="drain-frees-all",
-                at=at,
-                op=seen.op,
-                request=seen.request,
-                expected="no block in use",
-                seen=f"blocks {used} in use",
-            )
+            finding = Finding.of("drain-frees-all", at, seen, "no block in use", f"blocks {used} in use")
             return Check(finding=finding, evidence=evidence)
     return Check(evidence=evidence)
 
@@ -194,13 +178,12 @@ def events_replay_index(story: Story) -> Check:
         if +replayed != actual or min(replayed.values(), default=0) < 0:
             wrong = {*(replayed - actual), *(actual - replayed)}
             where, key = min(wrong, key=str) if wrong else (None, NO_KEY)
-            finding = Finding(
-                property_id="events-replay-index",
-                at=at,
-                op=seen.op,
-                request=seen.request,
-                expected=f"group {where} key {key}: {actual[where, key]} blocks, as in the index",
-                seen=f"{replayed[where, key]} by the events",
+            finding = Finding.of(
+                "events-replay-index",
+                at,
+                seen,
+                f"group {where} key {key}: {actual[where, key]} blocks, as in the index",
+                f"{replayed[where, key]} by the events",
             )
             return Check(finding=finding, evidence=evidence)
     return Check(evidence=evidence)

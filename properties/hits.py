@@ -165,13 +165,12 @@ def lookup_idempotent(story: Story) -> Check:
         if seen.hit != seen.again:
             assert seen.hit is not None
             assert seen.again is not None
-            finding = Finding(
-                property_id="lookup-idempotent",
-                at=at,
-                op=seen.op,
-                request=seen.request,
-                expected=f"hit {seen.hit.hit_tokens}, blocks {seen.hit.blocks}",
-                seen=f"hit {seen.again.hit_tokens}, blocks {seen.again.blocks}",
+            finding = Finding.of(
+                "lookup-idempotent",
+                at,
+                seen,
+                f"hit {seen.hit.hit_tokens}, blocks {seen.hit.blocks}",
+                f"hit {seen.again.hit_tokens}, blocks {seen.again.blocks}",
             )
             return Check(finding=finding, evidence=evidence)
     return Check(evidence=evidence)
@@ -200,13 +199,12 @@ def more_cache_never_hurts(story: Story) -> Check:
                 continue
             evidence += 1
             if seen.hit.hit_tokens < earlier_seen.hit.hit_tokens:
-                finding = Finding(
-                    property_id="more-cache-never-hurts",
-                    at=at,
-                    op=seen.op,
-                    request=seen.request,
-                    expected=f"hit >= {earlier_seen.hit.hit_tokens} (what {earlier_seen.request} hit with fewer keys)",
-                    seen=f"hit {seen.hit.hit_tokens}",
+                finding = Finding.of(
+                    "more-cache-never-hurts",
+                    at,
+                    seen,
+                    f"hit >= {earlier_seen.hit.hit_tokens} (what {earlier_seen.request} hit with fewer keys)",
+                    f"hit {seen.hit.hit_tokens}",
                 )
                 return Check(finding=finding, evidence=evidence)
     return Check(evidence=evidence)
@@ -219,14 +217,7 @@ def names_do_not_matter(story: Story) -> Check:
     for i, (a, b) in enumerate(zip(story.observations, again.observations, strict=False)):
         shown_a, shown_b = _anonymous(a.hit, a.blocks, a.snapshot), _anonymous(b.hit, b.blocks, b.snapshot)
         if shown_a != shown_b:
-            finding = Finding(
-                property_id="names-do-not-matter",
-                at=i,
-                op=a.op,
-                request=a.request,
-                expected="the same after renaming",
-                seen=f"{a.call} differs",
-            )
+            finding = Finding.of("names-do-not-matter", i, a, "the same after renaming", f"{a.call} differs")
             return Check(finding=finding, evidence=i + 1)
     return Check(evidence=len(story.observations))
 

@@ -11,10 +11,6 @@ Ghost = tuple[int, int, int, int]
 key boundary inside it, tokens written)."""
 
 
-def _finding(name: str, at: int, seen: Observation, expected: str, what: str) -> Finding:
-    return Finding(property_id=name, at=at, op=seen.op, request=seen.request, expected=expected, seen=what)
-
-
 def hit_content(story: Story) -> Check:
     """Each block that a lookup returns holds exactly the prefix that the request asked for."""
     ghosts: dict[int, Ghost] = {}
@@ -34,7 +30,7 @@ def hit_content(story: Story) -> Check:
                         expected = f"group {g} block {i} of {seen.request}'s prefix in physical block {block}"
                         what = _tell(ghosts.get(block))
                         return Check(
-                            finding=_finding("hit-content", at, seen, expected, what), evidence=evidence
+                            finding=Finding.of("hit-content", at, seen, expected, what), evidence=evidence
                         )
         if seen.call == "allocate" and seen.ok and seen.request is not None:
             _write(story, at, seen, ghosts)
@@ -85,14 +81,14 @@ def hit_covers(story: Story) -> Check:
             if length != hit.hit_tokens:
                 expected = f"group {g}: blocks for exactly {hit.hit_tokens} tokens"
                 return Check(
-                    finding=_finding("hit-covers", at, seen, expected, f"blocks for {length} tokens"),
+                    finding=Finding.of("hit-covers", at, seen, expected, f"blocks for {length} tokens"),
                     evidence=evidence,
                 )
             hole = next((i for i in rules.needed(hit.hit_tokens) if blocks[i] == NULL), None)
             if hole is not None:
                 expected = f"group {g}: a real block at position {hole}"
                 return Check(
-                    finding=_finding("hit-covers", at, seen, expected, "the null block"), evidence=evidence
+                    finding=Finding.of("hit-covers", at, seen, expected, "the null block"), evidence=evidence
                 )
     return Check(evidence=evidence)
 
@@ -119,7 +115,7 @@ def pinned_before_pop(story: Story) -> Check:
         if stolen or loose:
             what = f"new blocks include {stolen}" if stolen else f"no reference to {loose}"
             return Check(
-                finding=_finding("pinned-before-pop", at, seen, f"hit blocks {sorted(kept)} pinned", what),
+                finding=Finding.of("pinned-before-pop", at, seen, f"hit blocks {sorted(kept)} pinned", what),
                 evidence=evidence,
             )
     return Check(evidence=evidence)
@@ -147,7 +143,7 @@ def sole_owner(story: Story) -> Check:
                         what = f"also block {i} of group {g} of {request}"
                         expected = f"block {block} only as block {first[2]} of group {first[1]} of {first[0]}"
                         return Check(
-                            finding=_finding("sole-owner", at, seen, expected, what), evidence=evidence
+                            finding=Finding.of("sole-owner", at, seen, expected, what), evidence=evidence
                         )
     return Check(evidence=evidence)
 
@@ -162,12 +158,14 @@ def null_block_inert(story: Story) -> Check:
             if NULL in state.free_queue or state.keys[NULL] is not None:
                 where = "in the free queue" if NULL in state.free_queue else "in the index"
                 return Check(
-                    finding=_finding("null-block-inert", at, seen, "the null block unused", where),
+                    finding=Finding.of("null-block-inert", at, seen, "the null block unused", where),
                     evidence=evidence,
                 )
         if seen.blocks is not None and any(NULL in blocks for blocks in seen.blocks):
             return Check(
-                finding=_finding("null-block-inert", at, seen, "the null block unused", "handed out as new"),
+                finding=Finding.of(
+                    "null-block-inert", at, seen, "the null block unused", "handed out as new"
+                ),
                 evidence=evidence,
             )
     return Check(evidence=evidence)
@@ -187,14 +185,14 @@ def keys_injective(story: Story) -> Check:
                 expected = f"another key than {owner}'s"
                 what = f"key {key} names a prefix of {owner} and another one of {name}"
                 return Check(
-                    finding=_finding("keys-injective", at, story.observations[at], expected, what),
+                    finding=Finding.of("keys-injective", at, story.observations[at], expected, what),
                     evidence=evidence,
                 )
             if key_of.setdefault(true_key, key) != key:
                 at = subject.first_lookup or 0
                 what = f"keys {key_of[true_key]} and {key} name one prefix of {name}"
                 return Check(
-                    finding=_finding("keys-injective", at, story.observations[at], "one key", what),
+                    finding=Finding.of("keys-injective", at, story.observations[at], "one key", what),
                     evidence=evidence,
                 )
     return Check(evidence=evidence)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import attrs
 
 if TYPE_CHECKING:
+    from hitproof.model import Observation
     from hitproof.properties.story import Story
 
 
@@ -41,6 +42,13 @@ class Finding:
     seen: str
     cause: Cause = ""
     reasons: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, property_id: str, at: int, call: Observation, expected: str, seen: str) -> Finding:
+        """A promise that the call ``at`` broke, for the request of that call."""
+        return cls(
+            property_id=property_id, at=at, op=call.op, request=call.request, expected=expected, seen=seen
+        )
 
 
 @attrs.frozen(kw_only=True, slots=True)
