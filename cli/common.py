@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -16,11 +16,11 @@ from hitproof.model import BadInput, ModelTarget, Semantics, Target, Trace, show
 from hitproof.replay import env, store
 from hitproof.replay.counterexample import Counterexample, read_text
 from hitproof.replay.engine import EngineTarget
-from hitproof.replay.manager_target import ManagerTarget
+from hitproof.replay.manager_target import HEIGHTS
 
 errors = Console(stderr=True, highlight=False)
 
-TARGETS = ("model", "manager", "engine")
+TARGETS = ("model", "manager", "scheduler", "engine")
 
 
 def target_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -69,15 +69,16 @@ def open_target(
         raise BadInput(f"--device {device}: for --target engine only, not {name}; remove it")
     if name == "model":
         if python is not None:
-            raise BadInput("--vllm-python: for --target manager or engine, not model; remove it")
+            raise BadInput("--vllm-python: for a real vLLM, not for --target model; remove it")
         yield ModelTarget(None if vllm is None else Semantics.of(vllm).release, record=record)
-    elif name == "manager":
+    elif name in HEIGHTS:
         tree = fetch(semantics if vllm is None else vllm)
         if python is not None:
             python = env.python(given=python)
             env.release_of(python)
-        with ManagerTarget(tree, "core" if python is None else "env", python, record=record) as manager:
-            yield manager
+        loader: Literal["core", "env"] = "core" if python is None else "env"
+        with HEIGHTS[name](tree, loader, python, record=record) as real:
+            yield real
     else:
         interpreter = env.python(env.NEWEST_CPU if vllm is None else vllm, python)
         with EngineTarget(interpreter, device=device) as engine:

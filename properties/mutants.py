@@ -429,15 +429,15 @@ class _Forgetful(Scheduler):
 
     def _preempt(self, request: Request) -> None:
         super()._preempt(request)
-        self.waiting.popleft()
+        self.waiting.pop(0)
 
 
 class _AbortLeaks(Scheduler):
     """Takes an aborted request off its queue without giving its blocks back."""
 
-    def _abort(self, name: str) -> None:
+    def abort(self, name: str) -> None:
         vars(self)["_free"] = lambda _: None
-        super()._abort(name)
+        super().abort(name)
         del vars(self)["_free"]
 
 

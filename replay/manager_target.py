@@ -84,3 +84,6 @@ class SchedulerTarget(ManagerTarget):
     """
 
     height = "scheduler"
+
+
+HEIGHTS: dict[str, type[ManagerTarget]] = {"manager": ManagerTarget, "scheduler": SchedulerTarget}

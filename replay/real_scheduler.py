@@ -58,7 +58,9 @@ class RealScheduler(Driver):
             at = request.generated
             done = real.num_computed_tokens >= real.num_tokens
             tokens.append(self.real.tokens.ids([(f"@{name}", at, at + 1)]) if done else [])
-        self.real.guard(self._scheduler.update_from_output, output, model_output(self.vllm, scheduled, tokens))
+        self.real.guard(
+            self._scheduler.update_from_output, output, model_output(self.vllm, scheduled, tokens)
+        )
         self._refresh()
         return moved
 

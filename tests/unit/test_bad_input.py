@@ -368,7 +368,7 @@ COMMANDS = [
     ),
     (
         "run trace --vllm-python python",
-        ": --vllm-python: for --target manager or engine, not model; remove it",
+        ": --vllm-python: for a real vLLM, not for --target model; remove it",
     ),
     ("run trace --device cuda", ": --device cuda: for --target engine only, not model; remove it"),
     (
