@@ -129,9 +129,9 @@ class Scheduler(Driver):
         return hit
 
     def _allocate(self, request: Request, new: int, hit: Lookup | None = None) -> Tables | None:
-        waiting = hit is not None
+        waiting, config = hit is not None, self.trace.config
         beside = bool(self.running) if waiting else True
-        must_fit = waiting and self.trace.config.scheduler_reserve_full_isl
+        must_fit = waiting and config.scheduler_reserve_full_isl and config.rules.admission_gate
         blocks, fault = None, ""
         try:
             blocks = self.manager.allocate(request, new, hit, must_fit=must_fit, beside=beside)

@@ -115,7 +115,7 @@ _SHORT_HITS = (
 KNOWN: tuple[Known, ...] = (
     Known(
         property_id="hit-survives-half-pool",
-        since="0.19.0",
+        since="0.11.1",
         until=None,
         when="some group is not full attention",
         applies=_windowed,
@@ -126,7 +126,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="hit-survives-fit",
-        since="0.19.0",
+        since="0.11.1",
         until=None,
         when="caching is on",
         applies=_any,
@@ -136,7 +136,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="hit-covers",
-        since="0.19.0",
+        since="0.11.1",
         until=None,
         when="a chunk is not a multiple of its group's block size",
         applies=_crooked_chunk,
@@ -146,7 +146,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="footprint-bounded",
-        since="0.19.0",
+        since="0.11.1",
         until=None,
         when="a chunk is not a multiple of its group's block size",
         applies=_crooked_chunk,
@@ -169,7 +169,7 @@ KNOWN: tuple[Known, ...] = (
     *(
         Known(
             property_id=name,
-            since="0.19.0",
+            since="0.11.1",
             until=None,
             when="EAGLE with groups of different block sizes",
             applies=_eagle_unequal,
@@ -183,7 +183,7 @@ KNOWN: tuple[Known, ...] = (
     *(
         Known(
             property_id=name,
-            since="0.19.0",
+            since="0.11.1",
             until="0.20.0",
             when="EAGLE with several groups",
             applies=_eagle,
@@ -229,7 +229,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="hit-covers",
-        since="0.19.0",
+        since="0.15.1",
         until="0.29.0",
         when="full-attention groups of different block sizes",
         applies=_full_unequal,
@@ -238,7 +238,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="keys-injective",
-        since="0.19.0",
+        since="0.11.1",
         until="0.31.0",
         when="requests differ in salt or LoRA, and one uses LoRA",
         applies=_confusable,
@@ -247,7 +247,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="hit-content",
-        since="0.19.0",
+        since="0.11.1",
         until="0.31.0",
         when="requests differ in salt or LoRA, and one uses LoRA",
         applies=_confusable,
@@ -265,6 +265,15 @@ KNOWN: tuple[Known, ...] = (
             because="the gate counts a windowed group as if it held the whole sequence",
         )
         for name in ("fits-alone-runs", "progress")
+    ),
+    Known(
+        property_id="check-implies-alloc",
+        since="0.11.1",
+        until="0.14.0",
+        when="some group is not full attention",
+        applies=_windowed,
+        report=_OURS,
+        because="a stored event reads its parent's hash off the block before, which the group has given back",
     ),
     Known(
         property_id="check-implies-alloc",

@@ -41,12 +41,14 @@ class Argument:
 
 
 ARGUMENTS = (
+    Argument("KVCacheManager", "hash_block_size", "0.12.0+", ANY),
     Argument("KVCacheManager", "scheduler_block_size", "0.23.0+", ANY),
     Argument("KVCacheManager", "max_num_batched_tokens", "0.20.0-0.25.1", ANY),
     Argument("KVCacheManager", "max_in_flight_tokens", "0.26.0+", ANY),
     Argument("KVCacheManager", "watermark", "0.24.0+", 0.0),
     Argument("KVCacheManager.allocate_slots", "full_sequence_must_fit", "0.21.0+", False),
     Argument("KVCacheManager.allocate_slots", "has_scheduled_reqs", "0.24.0+", ANY),
+    Argument("Request", "eos_token_id", "0.11.1-0.16.0", None),
     Argument("Scheduler", "hash_block_size", "0.20.0+", ANY),
     Argument("KVCacheConfig", "prefix_cache_retention_interval", "0.29.0+", None),
     Argument("SlidingWindowSpec", "extra_retained_tokens", "0.28.0+", 0),
@@ -54,13 +56,17 @@ ARGUMENTS = (
 """Arguments passed where the tree's own function has them. Dropping one that is not neutral is a fault."""
 
 METHODS = (
+    ("KVCacheManager.new_step_starts", "0.17.0+", "called as each step starts"),
     ("KVCacheManager.can_fit_full_sequence", "0.19.0-0.20.2", "the admission gate, called before"),
     ("KVCacheManager.get_computed_blocks", "0.26.0+", "a third value: the shared-prefix junction"),
     ("Request.shared_prefix_boundary", "0.26.0+", "set to that value before allocate_slots"),
     ("BlockPool.cached_block_hashes_by_block", "0.24.0+", "the further keys of a block"),
     ("envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "0.23.0-0.28.0", "read when the coordinator is built"),
-    ("BlockHashListWithBlockSize", "0.19.0-0.23.0", "a large block's hash is those of its parts in a row"),
-    ("Scheduler.block_size", "0.19.0-0.19.1", "the hash block size; from 0.20.0 the scheduler block size"),
+    ("BlockHashListWithBlockSize", "0.12.0-0.23.0", "a large block's hash is those of its parts in a row"),
+    ("Scheduler.block_size", "0.12.0-0.19.1", "the hash block size; from 0.20.0 the scheduler block size"),
+    ("ModelRunnerOutput.sampled_token_ids", "0.11.1-0.11.2", "arrays, not lists"),
+    ("BlockStored.lora_name", "0.14.0+", "the LoRA of an event"),
+    ("BlockStored.extra_keys", "0.17.0+", "salt and LoRA of each block of an event"),
     ("BlockStored.group_idx", "0.20.0+", "the group of an event"),
 )
 """Differences that are not arguments: what, which releases have it, how it is used."""
@@ -287,6 +293,7 @@ def _made_up(config: CacheConfig, record_events: bool) -> Any:
             prefill_context_parallel_size=1,
             pipeline_parallel_size=1,
             data_parallel_size=1,
+            data_parallel_rank=0,
             data_parallel_index=0,
         ),
         observability_config=SimpleNamespace(
@@ -327,10 +334,21 @@ def where(error: AssertionError) -> str:
     return f"{os.path.basename(frame.filename)}:{frame.lineno}: {frame.line}"
 
 
+class _Sampled(list[int]):
+    """Token ids as the list of most releases and, as far as asked for, the array of 0.11."""
+
+    def tolist(self) -> list[int]:
+        """A plain list."""
+        return list(self)
+
+
 def model_output(vllm: LoadedVllm, names: list[str], tokens: list[list[int]]) -> Any:
     """The ``ModelRunnerOutput`` of a forward pass: the tokens that each request got."""
     return vllm.outputs.ModelRunnerOutput(
         req_ids=names,
         req_id_to_index={name: i for i, name in enumerate(names)},
-        sampled_token_ids=tokens,
+        sampled_token_ids=[_Sampled(ids) for ids in tokens],
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
     )

@@ -95,6 +95,7 @@ class _SamplingParams:
     extra_args = eos_token_id = stop_token_ids = repetition_detection = None
     logprobs = num_logprobs = prompt_logprobs = structured_outputs = None
     min_tokens = 0
+    ignore_eos = False
     skip_reading_prefix_cache = False
 
     def __init__(self, *, max_tokens: int) -> None:
@@ -103,6 +104,10 @@ class _SamplingParams:
 
 def _nothing(*_: Any, **__: Any) -> None:
     return None
+
+
+def _zero(_model_config: Any) -> int:
+    return 0
 
 
 def _first(features: Any, *_: Any, **__: Any) -> Any:
@@ -147,6 +152,12 @@ SUPPLIED = (
         "0.23.0+",
         _nothing,
         "None is what it returns outside set_current_vllm_config",
+    ),
+    Supplied(
+        "vllm.multimodal.MULTIMODAL_REGISTRY.get_encdec_max_encoder_len",
+        "0.11.1-0.15.1",
+        _zero,
+        "0 is what it returns for a model that is not encoder-decoder",
     ),
     Supplied(
         "vllm.multimodal.utils.strip_covered_mm_data",

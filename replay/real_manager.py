@@ -107,7 +107,10 @@ class RealManager:
                 lora_name=_word(identity.lora), lora_int_id=number, lora_path=_word(identity.lora_path or "")
             )
         real = self.guard(
+            call,
+            "Request",
             self._vllm.request.Request,
+            eos_token_id=None,
             request_id=request.id,
             prompt_token_ids=self.tokens.ids(request.tokens.pieces),
             sampling_params=self._vllm.sampling(max_tokens=request.output_tokens),
@@ -142,7 +145,8 @@ class RealManager:
 
     def step(self) -> None:
         """``new_step_starts``."""
-        self.guard(self._manager.new_step_starts)
+        if hasattr(self._manager, "new_step_starts"):
+            self.guard(self._manager.new_step_starts)
 
     def lookup(self, request: Request) -> Lookup:
         """``get_computed_blocks``."""
@@ -215,8 +219,10 @@ class RealManager:
             parent=NO_KEY if parent is None else self._key(parent),
             tokens=self.tokens.pieces(event.token_ids),
             block_size=event.block_size,
-            extra=None if event.extra_keys is None else tuple(map(_words, event.extra_keys)),
-            lora=event.lora_name,
+            extra=None
+            if (extra := getattr(event, "extra_keys", None)) is None
+            else tuple(map(_words, extra)),
+            lora=getattr(event, "lora_name", None),
         )
 
     def snapshot(self) -> Snapshot:

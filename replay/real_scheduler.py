@@ -7,6 +7,7 @@ of one can be compared with a run of the other, observation by observation.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from hitproof.model import Lookup, ManagerFault, Request, Trace
@@ -26,6 +27,7 @@ class RealScheduler(Driver):
         self._scheduler = build_scheduler(vllm, trace.config, record_events=record)
         self.real = RealManager(vllm, trace.config, built=self._scheduler.kv_cache_manager)
         super().__init__(trace, self.real, record=record)
+        self._steps_are_told = hasattr(self._scheduler.kv_cache_manager, "new_step_starts")
         self._scheduler.kv_cache_manager = _Recorder(self, self._scheduler.kv_cache_manager)
         self.requests: dict[str, Request] = {}
 
@@ -48,6 +50,8 @@ class RealScheduler(Driver):
 
     def step(self) -> bool:
         """``schedule``, a forward pass that is made up, ``update_from_output``."""
+        if not self._steps_are_told:
+            self.note("step")
         output = self.real.guard(self._scheduler.schedule)
         scheduled = list(output.num_scheduled_tokens)
         tokens, moved = [], False
@@ -98,6 +102,7 @@ class _Recorder:
     def __init__(self, driver: RealScheduler, manager: Any) -> None:
         self._driver = driver
         self._manager = manager
+        self._arguments = inspect.signature(manager.allocate_slots)
         self._gate_passed = False
 
     def __getattr__(self, name: str) -> Any:
@@ -129,7 +134,8 @@ class _Recorder:
             self._note_allocate(real, 0, adopted, must_fit=True, beside=None, call=lambda: None)
         return fits
 
-    def allocate_slots(self, real: Any, num_new_tokens: int, *args: Any, **values: Any) -> Any:
+    def allocate_slots(self, real: Any, num_new_tokens: int, *args: Any, **named: Any) -> Any:
+        values = self._arguments.bind(real, num_new_tokens, *args, **named).arguments
         must_fit = values.get("full_sequence_must_fit", False) or self._gate_passed
         self._gate_passed = False
         return self._note_allocate(
@@ -138,7 +144,7 @@ class _Recorder:
             values,
             must_fit=must_fit,
             beside=values.get("has_scheduled_reqs"),
-            call=lambda: self._manager.allocate_slots(real, num_new_tokens, *args, **values),
+            call=lambda: self._manager.allocate_slots(real, num_new_tokens, *args, **named),
         )
 
     def _note_allocate(

@@ -32,7 +32,7 @@ FORMS = "submit REQUEST SPAN... [out=N] [salt=S] [lora=NAME[@PATH]] [priority=N]
 NUMBER = "is not a whole number; write an integer of at least"
 NAMES = "use letters, digits, '_', '.' and '-', at most 100"
 RELEASE = "not a vLLM release; write it as X.Y.Z, for example 0.33.0"
-OUTSIDE = "not modelled; the model describes vLLM 0.19.0 to 0.33.0: name one of those releases"
+OUTSIDE = "not modelled; the model describes vLLM 0.11.1 to 0.33.0: name one of those releases"
 CASE = {
     "schema": 1,
     "name": "case",
@@ -155,7 +155,7 @@ FIELDS = [
     ("config/semantics", "0.25.0rc1", f"config: semantics '0.25.0rc1': {RELEASE}"),
     ("config/semantics", "0.\u0662\u0665.0", f"config: semantics '0.\u0662\u0665.0': {RELEASE}"),
     ("config/semantics", "1.0.0", f"config: semantics '1.0.0': {OUTSIDE}"),
-    ("config/semantics", "0.18.1", f"config: semantics '0.18.1': {OUTSIDE}"),
+    ("config/semantics", "0.11.0", f"config: semantics '0.11.0': {OUTSIDE}"),
     ("config/semantics", 0.25, "config: semantics must be a release such as '0.33.0', not 0.25"),
     (
         "config/retention_interval",
@@ -361,7 +361,7 @@ COMMANDS = [
         ": .: not a vLLM source tree: it has no vllm/v1/core/kv_cache_manager.py",
     ),
     ("run trace --target manager --vllm ~nobody-here", f": ~nobody-here: no such folder; {TREE}"),
-    ("run trace --target manager --vllm 0.18.0", f": semantics '0.18.0': {OUTSIDE}"),
+    ("run trace --target manager --vllm 0.11.0", f": semantics '0.11.0': {OUTSIDE}"),
     (
         "run trace --target engine --vllm-python nope",
         ": --vllm-python nope: not an interpreter; give the path of a python with vLLM",
@@ -375,7 +375,7 @@ COMMANDS = [
         "replay trace",
         ": trace: not a counterexample file: it needs 'trace' and 'finding'; a trace alone is for `hitproof run`",
     ),
-    ("hunt --semantics 0.18.0", f": semantics '0.18.0': {OUTSIDE}"),
+    ("hunt --semantics 0.11.0", f": semantics '0.11.0': {OUTSIDE}"),
     ("hunt --budget 0", f" hunt: Invalid value for --budget: '0': {BUDGET}"),
     ("hunt --budget nan", f" hunt: Invalid value for --budget: 'nan': {BUDGET}"),
     ("hunt --budget -5s", f" hunt: Invalid value for --budget: '-5s': {BUDGET}"),
@@ -471,7 +471,7 @@ def test_file_is_never_overwritten_nor_half_written(tmp_path):
             f"hitproof: file: config: {BLOCKS.removeprefix('config: ')}1000000000000 is too large; "
             "it must be at most 10000000\n",
         ),
-        (["hunt", "--semantics", "0.18.0"], f"hitproof: semantics '0.18.0': {OUTSIDE}\n"),
+        (["hunt", "--semantics", "0.11.0"], f"hitproof: semantics '0.11.0': {OUTSIDE}\n"),
         (
             ["run", "--vllm"],
             "hitproof: Option '--vllm' requires an argument; see `hitproof --help`\n",
