@@ -130,12 +130,12 @@ def plain(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
-def retention_option(text: str, words: tuple[str, ...]) -> str:
+def retention_option(text: str, words: tuple[str, ...], option: str = "--retention") -> str:
     """``text`` if it is one of ``words`` or a number of tokens."""
     if text in words or re.fullmatch(r"[0-9]{1,9}", text):
         return text
     raise click.BadParameter(
-        f"{shown(text)}: write {', '.join(words)} or a number of tokens", param_hint="--retention"
+        f"{shown(text)}: write {', '.join(words)} or a number of tokens", param_hint=option
     )
 
 

@@ -10,6 +10,7 @@ import traceback
 
 import click
 
+from hitproof.cli.bisect import bisect_command
 from hitproof.cli.cases import adopt_command, replay_command, report_command
 from hitproof.cli.common import plain
 from hitproof.cli.conform import conform_command
@@ -52,6 +53,7 @@ for command in (
     replay_command,
     report_command,
     adopt_command,
+    bisect_command,
     conform_command,
     properties_command,
     docs_group,

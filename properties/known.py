@@ -91,6 +91,12 @@ def _full_unequal(config: CacheConfig) -> bool:
 
 
 @_config
+def _partial_tails(config: CacheConfig) -> bool:
+    size = config.key_block_size
+    return any(group.kind == "full" and group.block_size != size for group in config.groups)
+
+
+@_config
 def _windows_behind_gate(config: CacheConfig) -> bool:
     return config.scheduler_reserve_full_isl and any(group.kind != "full" for group in config.groups)
 
@@ -283,6 +289,15 @@ KNOWN: tuple[Known, ...] = (
         applies=_windowed,
         report="vllm#45856",
         because="the per-step check caps a windowed group's need, allocation does not",
+    ),
+    Known(
+        property_id="events-self-consistent",
+        since="0.26.0",
+        until=None,
+        when="a full-attention group has blocks larger than the hash block",
+        applies=_partial_tails,
+        report="vllm#49125",
+        because="a partial tail that has become a full block is removed, and at once entered again beside it",
     ),
 )
 

@@ -259,6 +259,17 @@ def _write_new(path: Path, text: str) -> bool:
     return True
 
 
+def rewrite(path: Path, found: Counterexample) -> None:
+    """Put ``found`` in the place of the file that it was read from, whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(json.dumps(found.to_json(), indent=2) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise BadInput(f"{path}: cannot write it: {error.strerror or error}") from None
+
+
 def check_folder(folder: Path) -> None:
     """BadInput if files could not be stored in ``folder``, which need not exist yet."""
     try:
