@@ -188,7 +188,7 @@ class _Hunter:
         quality = tuple(p.id for p in HIT_QUALITY)
         for n in itertools.count():
             focus = [name for name in quality if name in self.wanted]
-            if n % 2 == 1 and not self.wanted <= HYBRID_PROMISES:
+            if n % 2 == 1 and (self.plan.unlike is not None or not self.wanted <= HYBRID_PROMISES):
                 focus = []
             names = focus or sorted(self.wanted)
             wide = Range(

@@ -433,7 +433,7 @@ def test_unknown_property_lists_all(hitproof, line):
     code, message = hitproof(*line.split())
     assert code == 2
     assert message.startswith("hitproof: property 'nope': no such property; known: hit-survives-half-pool, ")
-    assert message.endswith(", events-replay-index\n")
+    assert message.endswith(", events-self-consistent\n")
 
 
 def test_cache_folder_that_is_a_file(hitproof, monkeypatch):
