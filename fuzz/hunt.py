@@ -206,6 +206,12 @@ class _Hunter:
                 skip_known=frozenset(self.skip_known),
             )
 
+    @property
+    def _is_fork(self) -> bool:
+        """Whether real vLLM is a tree of its own: then the model need not do what it does."""
+        tree = self.plan.trees.get(self.semantics)
+        return tree is not None and tree.version != self.semantics
+
     def _searched(self) -> Real | None:
         """Real vLLM if it is searched itself, None for the model."""
         tree = self.plan.trees.get(self.semantics)
@@ -255,7 +261,7 @@ class _Hunter:
             name="find",
             trace=small.trace,
             finding=finding,
-            status=status_of(sightings),
+            status="confirmed" if self._is_fork and _reproduced(sightings) else status_of(sightings),
             report=known.report if known else "",
             found_by=f"hunt, seed {self.plan.seed}, after {elapsed:.0f} s",
             minimality=f"{small.stopped} ({small.runs} runs)",
@@ -314,6 +320,10 @@ class _Hunter:
             )
             for name in self.plan.properties
         ]
+
+
+def _reproduced(sightings: list[Sighting]) -> bool:
+    return any(s.target != "model" and s.verdict == "reproduced" for s in sightings)
 
 
 def shrink(
