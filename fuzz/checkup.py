@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -99,12 +100,12 @@ def nearest(spec: str, say: Callable[[str], None] = lambda _: None) -> Tree:
     candidates = list(RELEASES[::-1])
     for probes in PROBES:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            scores = list(pool.map(lambda release: _agreed(spec, release, probes), candidates))
+            scores = list(pool.map(partial(_agreed, spec, probes), candidates))
         candidates = [r for r, score in zip(candidates, scores, strict=True) if score == max(scores)]
     return store.find(spec, semantics=candidates[0])
 
 
-def _agreed(spec: str, release: str, probes: range) -> float:
+def _agreed(spec: str, probes: range, release: str) -> float:
     """Calls that agree before the first difference on the traces of these seeds; infinity without one."""
     tree = store.find(spec, semantics=release)
     calls = 0

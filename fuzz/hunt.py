@@ -184,13 +184,16 @@ class _Hunter:
             self.report.judgements[self.semantics] = self._judgements()
 
     def _slices(self) -> Iterator[Slice]:
-        """Two kinds in turn: plain hybrids for hit quality, and everything varied for all."""
+        """Three kinds in turn: plain hybrids for hit quality, everything varied for all, and random
+        traces; promises about plain hybrids, wanted alone, get the first kind only.
+        """
         quality = tuple(p.id for p in HIT_QUALITY)
         for n in itertools.count():
             focus = [name for name in quality if name in self.wanted]
-            if n % 2 == 1 and (self.plan.unlike is not None or not self.wanted <= HYBRID_PROMISES):
-                focus = []
-            names = focus or sorted(self.wanted)
+            plain = False
+            if self.plan.unlike is not None or not self.wanted <= HYBRID_PROMISES:
+                plain = n % 3 == 2
+                focus = focus if n % 3 == 0 else []
             wide = Range(
                 semantics=self.semantics,
                 retention=self.plan.retention,
@@ -200,10 +203,11 @@ class _Hunter:
             )
             yield Slice(
                 wide=wide,
-                properties=tuple(names),
+                properties=tuple(focus or sorted(self.wanted)),
                 seed=next(self.seeds),
                 seconds=SLICE_SECONDS,
                 skip_known=frozenset(self.skip_known),
+                plain=plain,
             )
 
     @property
@@ -316,7 +320,9 @@ class _Hunter:
                 violated=name in self.violated,
                 runs=self.runs[name],
                 evidence=self.evidence[name],
-                bound=f"{self.runs[name]} traces; {text}" if self.runs[name] else "",
+                bound=f"{self.runs[name]} traces, some of them plain random ones; {text}"
+                if self.runs[name]
+                else "",
             )
             for name in self.plan.properties
         ]
