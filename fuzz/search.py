@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Any
 
 import attrs
 import hypothesis
@@ -80,8 +81,8 @@ def search(
     run = run_trace or ModelTarget().run
     try:
         if work.plain:
-            for trace in islice(random_traces(work.seed, work.wide), work.examples):
-                judge(Story(run(trace), run))
+            for drawn in islice(random_traces(work.seed, work.wide), work.examples):
+                judge(Story(run(drawn), run))
         else:
             _machine(work, run, judge)
     except _Stop:
@@ -115,7 +116,7 @@ def random_traces(seed: int, wide: Range) -> Iterator[Trace]:
     """Random traces of the range's release, with its retention and, without EAGLE, none of that."""
     for n in itertools.count():
         trace = random_trace(seed * 1_000_003 + n, wide.semantics)
-        changes: dict[str, object] = {} if wide.eagle else {"use_eagle": False}
+        changes: dict[str, Any] = {} if wide.eagle else {"use_eagle": False}
         if wide.retention != "any":
             word = wide.retention
             changes["retention_interval"] = (
