@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -81,8 +79,12 @@ def search(
     run = run_trace or ModelTarget().run
     try:
         if work.plain:
-            for drawn in islice(random_traces(work.seed, work.wide), work.examples):
-                judge(Story(run(drawn), run))
+            for n in range(work.examples):
+                drawn = random_trace_in(work.wide, work.seed * 1_000_003 + n)
+                if drawn is not None:
+                    judge(Story(run(drawn), run))
+                elif time.monotonic() > deadline:
+                    break
         else:
             _machine(work, run, judge)
     except _Stop:
@@ -112,20 +114,19 @@ def _machine(work: Slice, run: Callable[[Trace], Run], judge: Callable[[Story], 
         random.setstate(before)
 
 
-def random_traces(seed: int, wide: Range) -> Iterator[Trace]:
-    """Random traces of the range's release, with its retention and, without EAGLE, none of that."""
-    for n in itertools.count():
-        trace = random_trace(seed * 1_000_003 + n, wide.semantics)
-        changes: dict[str, Any] = {} if wide.eagle else {"use_eagle": False}
-        if wide.retention != "any":
-            word = wide.retention
-            changes["retention_interval"] = (
-                int(word) if word.isdecimal() else {"dense": None}.get(word, DEFAULT)
-            )
-        try:
-            yield attrs.evolve(trace, config=attrs.evolve(trace.config, **changes))
-        except BadInput:
-            continue
+def random_trace_in(wide: Range, seed: int) -> Trace | None:
+    """The random trace of a seed with the range's retention, and without EAGLE if it has none; None
+    if the release refuses its config then.
+    """
+    trace = random_trace(seed, wide.semantics)
+    changes: dict[str, Any] = {} if wide.eagle else {"use_eagle": False}
+    if wide.retention != "any":
+        word = wide.retention
+        changes["retention_interval"] = int(word) if word.isdecimal() else {"dense": None}.get(word, DEFAULT)
+    try:
+        return attrs.evolve(trace, config=attrs.evolve(trace.config, **changes))
+    except BadInput:
+        return None
 
 
 def _skipped(finding: Finding, trace: Trace, work: Slice) -> bool:
