@@ -115,6 +115,8 @@ def _configs(draw: DrawFn, wide: Range) -> CacheConfig:
             name: values[name]
             for name in ("num_blocks", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
         }
+        if wide.retention == "dense":
+            kept["retention_interval"] = None
         if wide.retention.isdecimal():
             kept["retention_interval"] = interval = int(wide.retention)
             unit = next((size for size in (8, 4, 3, 2) if interval % size == 0), 1)
