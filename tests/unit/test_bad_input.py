@@ -375,6 +375,31 @@ COMMANDS = [
         "replay trace",
         ": trace: not a counterexample file: it needs 'trace' and 'finding'; a trace alone is for `hitproof run`",
     ),
+    (
+        "bisect trace",
+        ": trace: not a counterexample file: it needs 'trace' and 'finding'; a trace alone is for `hitproof run`",
+    ),
+    (
+        "bisect trace --property progress --keep",
+        ": --keep: for a counterexample file as it is, without --property and --retention",
+    ),
+    ("bisect trace --property progress --good 0.10.0", f": semantics '0.10.0': {OUTSIDE}"),
+    (
+        "bisect trace --property progress --retention x",
+        " bisect: Invalid value for --retention: 'x': write dense or a number of tokens; see `hitproof bisect --help`",
+    ),
+    ("check nowhere", f": nowhere: no such folder; {TREE}"),
+    ("check 0.11.0", f": semantics '0.11.0': {OUTSIDE}"),
+    (
+        "check 0.32.0 --semantics 0.31.0",
+        ": --semantics 0.31.0: for a source tree only; release 0.32.0 has its own rules",
+    ),
+    ("hunt --unlike-retention 0", ": --unlike-retention: needs --unlike, the release to set it in"),
+    ("hunt --unlike 0.11.0", f": semantics '0.11.0': {OUTSIDE}"),
+    (
+        "conform --traces 5 --steps 5",
+        " conform: --traces and --steps: give one of the two; see `hitproof conform --help`",
+    ),
     ("hunt --semantics 0.11.0", f": semantics '0.11.0': {OUTSIDE}"),
     ("hunt --budget 0", f" hunt: Invalid value for --budget: '0': {BUDGET}"),
     ("hunt --budget nan", f" hunt: Invalid value for --budget: 'nan': {BUDGET}"),
