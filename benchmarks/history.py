@@ -1,6 +1,6 @@
 """How fast the search finds public reports again on the release that had them, against random traces.
 
-    python benchmarks/history.py [--seeds N] [--budget S] [--case REPORT] [--json FILE]
+    python benchmarks/history.py [--seeds N] [--first-seed N] [--budget S] [--case REPORT] [--json FILE]
 
 Each hunt drives the bad release's own KVCacheManager, knows the promise and the release that keeps it,
 and draws configs from the usual range. It counts when the shrunk trace breaks the promise on the bad
@@ -116,6 +116,7 @@ def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20, help="seeds per report (default 20)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them (default 0)")
     parser.add_argument("--budget", type=float, default=60, help="seconds per search (default 60)")
     parser.add_argument("--case", action="append", help="one report only, such as vllm#32802")
     parser.add_argument("--json", type=Path, help="also write the figures to this file, as they come")
@@ -126,7 +127,7 @@ def main() -> None:
     try:
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("searches", total=len(chosen) * options.seeds * 2)
-            for seed in range(options.seeds):
+            for seed in range(options.first_seed, options.first_seed + options.seeds):
                 for past in chosen:
                     for how, search in (("search", searched), ("random", random_search)):
                         row = search(past, seed, options.budget)
