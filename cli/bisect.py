@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hitproof.cli.common import bar, fetch, load_trace, plain, retention_option
+from hitproof.cli.common import bar, errors, fetch, load_trace, plain, retention_option
 from hitproof.model import RELEASES, BadInput, Semantics, Trace, under
 from hitproof.properties.registry import property_of
 from hitproof.replay import store
@@ -59,7 +59,7 @@ def bisect_command(
     releases = _between(good, bad)
     trees = [fetch(release) for release in releases]
     found = _sightings(trace, prop, trees, target, interval)
-    if keep and loaded is not None:
+    if keep and loaded is not None and len(found) == len(trees):
         others = [s for s in loaded.sightings if s.target != f"{target} (core)" or s.version not in releases]
         rewrite(case, attrs.evolve(loaded, sightings=(*others, *found)))
     title = f"{loaded.name if loaded else case.name} ({prop})"
@@ -69,6 +69,8 @@ def bisect_command(
         click.echo(json.dumps(out, indent=2))
     else:
         _show(title, found)
+    if len(found) < len(trees):
+        raise click.exceptions.Exit(130)
     if any(s.verdict == "fault" for s in found):
         raise click.exceptions.Exit(3)
     verdicts = {s.version: s.verdict for s in found}
@@ -106,20 +108,28 @@ def _sightings(
                 )
             return sight(there, prop, real)
 
-    with bar() as progress, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    found: list[Sighting] = []
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    with bar() as progress:
         task = progress.add_task("releases", total=len(trees), note="")
-        found = []
-        for sighting in pool.map(one, trees):
-            found.append(sighting)
-            progress.update(task, advance=1, note=sighting.version)
+        try:
+            for sighting in pool.map(one, trees):
+                found.append(sighting)
+                progress.update(task, advance=1, note=sighting.version)
+        except KeyboardInterrupt:
+            errors.print("interrupted: what is below was tried")
+        finally:
+            pool.shutdown(cancel_futures=True)
     return found
 
 
 def _spans(found: list[Sighting]) -> list[str]:
-    return spans(found, found[0].target)
+    return spans(found, found[0].target) if found else []
 
 
 def _show(title: str, found: list[Sighting]) -> None:
+    if not found:
+        return
     table = Table(title=Text(f"{title} on {found[0].target}"))
     for column in ("vLLM", "verdict", "hits, or why"):
         table.add_column(column, overflow="fold")

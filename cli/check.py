@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hitproof.cli.common import errors, fetch, plain, seconds, spinner
+from hitproof.cli.common import fetch, plain, seconds, spinner
 from hitproof.fuzz.checkup import Checkup, checkup, nearest
 from hitproof.model import BadInput, NotModelled
 from hitproof.properties.registry import BY_ID, property_of
@@ -77,7 +77,6 @@ def check_command(
     else:
         _show(found)
     if found.interrupted:
-        errors.print("interrupted: what was asked before is shown")
         raise click.exceptions.Exit(130)
     if any(row.bad for row in found.rows):
         raise click.exceptions.Exit(1)
@@ -109,7 +108,8 @@ def _title(found: Checkup) -> str:
 
 def _summary(found: Checkup) -> str:
     bad = [row.name for row in found.rows if row.bad]
-    return f"{len(found.rows)} asked, {len(bad)} bad" + (f": {', '.join(bad)}" if bad else "")
+    said = f"{len(found.rows)} asked, {len(bad)} bad" + (f": {', '.join(bad)}" if bad else "")
+    return f"interrupted, not all was asked; {said}" if found.interrupted else said
 
 
 def _show(found: Checkup) -> None:
@@ -174,6 +174,9 @@ def _junit(found: Checkup) -> bytes:
             ElementTree.SubElement(case, "failure", message=row.outcome).text = plain(row.detail)
         elif row.outcome == "refused":
             ElementTree.SubElement(case, "skipped", message=plain(row.detail))
+    if found.interrupted:
+        case = ElementTree.SubElement(suite, "testcase", classname="hitproof", name="complete")
+        ElementTree.SubElement(case, "error", message="interrupted, not all was asked")
     root = ElementTree.Element("testsuites")
     root.append(suite)
     content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
 import click
@@ -44,7 +43,6 @@ def conform_command(
     trees = [fetch(name) for name in chosen]
     aim = Aim(traces=traces or (None if steps else 1000), calls=steps, seed=seed)
     found: list[Comparison] = []
-    stop = threading.Event()
     with bar() as progress:
         for tree in trees:
             task = progress.add_task(f"vLLM {tree.version}", total=aim.traces or aim.calls, note="")
@@ -53,21 +51,19 @@ def conform_command(
                 done = so_far.calls if aim.traces is None else so_far.traces + so_far.refused
                 progress.update(task, completed=done, note=f"{so_far.calls} calls")
 
-            try:
-                result = compare_tree(tree, target, aim, show, stop)
-            except KeyboardInterrupt:
-                stop.set()
-                break
+            result = compare_tree(tree, target, aim, show)
             found.append(result)
             if result.first is not None:
                 trace, difference = result.first
                 click.echo(plain(f"vLLM {tree.version}: {difference}\n{trace.dumps()}"))
+            if result.interrupted:
+                break
     if as_json:
         click.echo(json.dumps([_json(row) for row in found], indent=2))
     else:
         show_table(found)
-    if stop.is_set():
-        errors.print("interrupted: the releases above were compared")
+    if any(row.interrupted for row in found):
+        errors.print("interrupted: what is above was compared")
         raise click.exceptions.Exit(130)
     if any(row.first for row in found):
         raise click.exceptions.Exit(1)

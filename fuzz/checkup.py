@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -121,12 +120,7 @@ def _lockstep(found: Checkup, height: str, aim: Aim, say: Callable[[str], None])
     def show(so_far: Comparison) -> None:
         say(f"lockstep, {height}: {so_far.calls} calls")
 
-    stop = threading.Event()
-    try:
-        result = compare_tree(found.tree, height, aim, show, stop)
-    except KeyboardInterrupt:
-        stop.set()
-        raise
+    result = compare_tree(found.tree, height, aim, show)
     found.comparisons.append(result)
     if result.first is None:
         detail = f"{result.calls} calls in {result.traces} traces"
@@ -138,6 +132,8 @@ def _lockstep(found: Checkup, height: str, aim: Aim, say: Callable[[str], None])
         detail = f"at call {first.call_index} ({first.call}, op {first.op}) of {trace.note}: {first.field}"
         row = Row(kind="lockstep", name=height, outcome="differs", detail=detail)
     found.rows.append(row)
+    if result.interrupted:
+        raise KeyboardInterrupt
 
 
 def _cases(found: Checkup, cases: Sequence[Counterexample], say: Callable[[str], None]) -> None:

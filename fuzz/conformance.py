@@ -28,7 +28,7 @@ class Comparison:
     """One tree compared at one height. ``calls``: manager calls that agreed in every field.
     ``refused``: traces that the height does not model. ``covered``: traces that have a feature;
     ``sampled`` traces were looked into for ``seen``, what happened in them. ``first``: the first
-    difference with its trace. ``ended``: False if a stop or a deadline came before the aim.
+    difference with its trace. ``interrupted``: Ctrl-C came before the aim was reached.
     """
 
     tree: Tree
@@ -41,7 +41,7 @@ class Comparison:
     sampled: int = 0
     seen: Counter[str] = attrs.Factory(Counter)
     first: tuple[Trace, Divergence] | None = None
-    ended: bool = False
+    interrupted: bool = False
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -59,12 +59,11 @@ def compare_tree(
     height: str,
     aim: Aim,
     progress: Callable[[Comparison], None] = lambda _: None,
-    stop: threading.Event | None = None,
     workers: int | None = None,
 ) -> Comparison:
-    """Compare the model with ``tree`` at ``height`` up to the aim or to the first difference."""
+    """Compare the model with ``tree`` at ``height`` up to the aim, the first difference or Ctrl-C."""
     found = Comparison(tree=tree, height=height)
-    stop = stop or threading.Event()
+    stop = threading.Event()
     lock = threading.Lock()
     started = time.monotonic()
     starts = iter(range(0, aim.traces if aim.traces is not None else 10**9, BATCH))
@@ -95,16 +94,14 @@ def compare_tree(
                     found.seconds = time.monotonic() - started
                     progress(found)
 
-    count = workers or os.cpu_count() or 1
-    with ThreadPoolExecutor(count) as pool:
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         try:
-            for future in [pool.submit(work) for _ in range(count)]:
+            for future in [pool.submit(work) for _ in range(workers or os.cpu_count() or 1)]:
                 future.result()
-        except BaseException:
+        except KeyboardInterrupt:
+            found.interrupted = True
+        finally:
             stop.set()
-            raise
-    reached = aim.traces is not None or (aim.calls is not None and found.calls >= aim.calls)
-    found.ended = reached and not stop.is_set() and time.monotonic() - started <= aim.seconds
     return found
 
 
