@@ -12,7 +12,10 @@ from hitproof.model.request import Request
 from hitproof.model.trace import Trace, resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hitproof.model.manager import Manager
+    from hitproof.model.observation import Tables
 
 
 class Driver(ABC):
@@ -111,6 +114,18 @@ class Driver(ABC):
     @abstractmethod
     def reset(self) -> None:
         """Empty the prefix cache."""
+
+    def allocation(self, make: Callable[[], Tables | None], request: Request, **shown: Any) -> Tables | None:
+        """Allocate by ``make`` and note it, with the fault if it raises one."""
+        blocks, fault = None, ""
+        try:
+            blocks = make()
+        except ManagerFault as error:
+            fault = error.kind
+            raise
+        finally:
+            self.note("allocate", request, blocks=blocks, ok=blocks is not None, fault=fault, **shown)
+        return blocks
 
     def note(self, call: Call, request: Request | None = None, *, fault: str = "", **shown: Any) -> None:
         """Keep an ``Observation`` of ``call`` with the events and the state after it."""

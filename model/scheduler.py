@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hitproof.model.driver import Driver
-from hitproof.model.errors import ManagerFault
 from hitproof.model.observation import Lookup
 from hitproof.model.request import Request
 
@@ -132,26 +131,15 @@ class Scheduler(Driver):
         waiting, config = hit is not None, self.trace.config
         beside = bool(self.running) if waiting else True
         must_fit = waiting and config.scheduler_reserve_full_isl and config.rules.admission_gate
-        blocks, fault = None, ""
-        try:
-            blocks = self.manager.allocate(request, new, hit, must_fit=must_fit, beside=beside)
-        except ManagerFault as error:
-            fault = error.kind
-            raise
-        finally:
-            self.note(
-                "allocate",
-                request,
-                computed=hit.hit_tokens if hit is not None else request.computed,
-                new_tokens=new,
-                must_fit=must_fit,
-                beside=beside,
-                hit=hit,
-                blocks=blocks,
-                ok=blocks is not None,
-                fault=fault,
-            )
-        return blocks
+        return self.allocation(
+            lambda: self.manager.allocate(request, new, hit, must_fit=must_fit, beside=beside),
+            request,
+            computed=hit.hit_tokens if hit is not None else request.computed,
+            new_tokens=new,
+            must_fit=must_fit,
+            beside=beside,
+            hit=hit,
+        )
 
     def _free(self, request: Request) -> None:
         self.manager.free(request)

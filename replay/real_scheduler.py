@@ -10,13 +10,15 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from hitproof.model import Lookup, ManagerFault, Request, Trace
+from hitproof.model import Lookup, Request, Trace
 from hitproof.model.driver import Driver
 from hitproof.replay.adapter import LoadedVllm, build_scheduler, model_output
 from hitproof.replay.real_manager import RealManager, lookup_of, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from hitproof.model.observation import Tables
 
 
 class RealScheduler(Driver):
@@ -168,30 +170,25 @@ class _Recorder:
             )
         if beside is None:
             beside = driver.any_running or hit is None
-        blocks, fault = None, ""
-        try:
-            new = driver.real.guard(call)
-            blocks = None if new is None else tables_of(new)
-        except ManagerFault as error:
-            fault = error.kind
-            raise
-        finally:
-            driver.note(
-                "allocate",
-                request,
-                computed=hit.hit_tokens if hit is not None else real.num_computed_tokens,
-                new_tokens=new_tokens,
-                must_fit=must_fit,
-                beside=beside,
-                hit=hit,
-                blocks=blocks,
-                ok=blocks is not None,
-                fault=fault,
-            )
+        made: list[Any] = []
+
+        def make() -> Tables | None:
+            made.append(driver.real.guard(call))
+            return None if made[0] is None else tables_of(made[0])
+
+        blocks = driver.allocation(
+            make,
+            request,
+            computed=hit.hit_tokens if hit is not None else real.num_computed_tokens,
+            new_tokens=new_tokens,
+            must_fit=must_fit,
+            beside=beside,
+            hit=hit,
+        )
         result = driver.results[request.id]
         if hit is not None and blocks is not None and result.hit_tokens is None:
             result.hit_tokens = hit.hit_tokens
-        return new
+        return made[0]
 
     def free(self, real: Any) -> None:
         driver = self._driver
