@@ -10,13 +10,15 @@ import traceback
 
 import click
 
-from hitproof.cli.cases import adopt_command, replay_command, report_command
+from hitproof.cli.cases import adopt_command, report_command
 from hitproof.cli.common import plain
 from hitproof.cli.conform import conform_command
 from hitproof.cli.documents import docs_group
 from hitproof.cli.hunt import hunt_command
 from hitproof.cli.promises import properties_command
+from hitproof.cli.replay import replay_command
 from hitproof.cli.run import run_command, scenario_command
+from hitproof.cli.serve import serve_tiny_command
 from hitproof.cli.vllm import vllm_group
 from hitproof.model import BadInput, HarnessFault
 
@@ -52,6 +54,7 @@ for command in (
     replay_command,
     report_command,
     adopt_command,
+    serve_tiny_command,
     conform_command,
     properties_command,
     docs_group,

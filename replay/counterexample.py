@@ -259,6 +259,24 @@ def _write_new(path: Path, text: str) -> bool:
     return True
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` to a file, in place of an older one, whole or not at all."""
+    if not path.name:
+        raise BadInput(f"{path}: not the name of a file; name one")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"{path}: cannot write it: {error.strerror or error}; choose a folder that can be written"
+        ) from None
+
+
 def check_folder(folder: Path) -> None:
     """BadInput if files could not be stored in ``folder``, which need not exist yet."""
     try:

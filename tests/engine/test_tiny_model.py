@@ -9,7 +9,7 @@ import pytest
 
 from hitproof.model import BadInput, CacheConfig, Group, NotModelled
 from hitproof.replay import env, tiny_model
-from hitproof.replay.engine_worker import token_id
+from hitproof.replay.token_ids import SPECIAL_TOKENS, VOCABULARY, token_id
 
 
 def window(block_size: int = 32, size: int = 64) -> Group:
@@ -70,7 +70,7 @@ def test_written_file(tmp_path: Path) -> None:
 def test_tokens_are_ordinary_and_differ_by_stream() -> None:
     """Token ids avoid the special ones, are the same every time, and differ between streams."""
     first, other = ([token_id(stream, i) for i in range(32)] for stream in ("S", "T"))
-    assert all(tiny_model.SPECIAL_TOKENS <= token < tiny_model.VOCABULARY for token in first + other)
+    assert all(SPECIAL_TOKENS <= token < VOCABULARY for token in first + other)
     assert first == [token_id("S", i) for i in range(32)] != other
 
 
