@@ -15,6 +15,7 @@ from hitproof.cli.common import plain
 from hitproof.cli.conform import conform_command
 from hitproof.cli.documents import docs_group
 from hitproof.cli.hunt import hunt_command
+from hitproof.cli.probe import probe_command
 from hitproof.cli.promises import properties_command
 from hitproof.cli.replay import replay_command
 from hitproof.cli.run import run_command, scenario_command
@@ -55,6 +56,7 @@ for command in (
     report_command,
     adopt_command,
     serve_tiny_command,
+    probe_command,
     conform_command,
     properties_command,
     docs_group,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from hitproof.replay import env, tiny_model
 from hitproof.replay.engine import ENVIRONMENT
 from hitproof.replay.engine_worker import RETENTION, RETENTION_VARIABLE, engine_arguments
 
+PR_SET_PDEATHSIG = 1
 TAIL_LINES = 40
 RETENTION_ARGUMENT_SINCE = (0, 29, 0)
 
@@ -68,6 +70,7 @@ class TinyServer:
             text=True,
             env={**os.environ, **variables},
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         threading.Thread(target=self._read, daemon=True).start()
         try:
@@ -120,6 +123,11 @@ class TinyServer:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _end_with_parent() -> None:
+    """Have the server end when this process does, however it ends (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def flags(config: CacheConfig, model: str, retention: bool = True) -> list[str]:

@@ -1,0 +1,84 @@
+"""Starting and ending the tiny server, without vLLM."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hitproof.cli.serve import DEFAULT
+from hitproof.model import CacheConfig, Group, HarnessFault
+from hitproof.replay.serve_tiny import TinyServer, flags
+
+PYTHON = """#!/bin/sh
+[ "$1" = -c ] && echo 0.32.0 && exit
+echo $$ > {folder}/pid
+echo "$VLLM_SERVER_DEV_MODE" > {folder}/mode
+{does}
+"""
+
+
+@pytest.fixture
+def python(tmp_path):
+    """A function that makes an interpreter with a vLLM that does ``does`` when it should serve."""
+
+    def make(does):
+        file = tmp_path / "python"
+        file.write_text(PYTHON.format(folder=tmp_path, does=does))
+        file.chmod(0o755)
+        return file
+
+    return make
+
+
+def gone(pid):
+    """Whether the process has ended within 5 s."""
+    for _ in range(50):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_server_that_ends_while_starting(python):
+    """Its exit status and its last words are the message."""
+    with pytest.raises(HarnessFault, match=r"ended while starting \(exit status 7\).*\nno such model"):
+        TinyServer(DEFAULT, python("echo no such model; exit 7"))
+
+
+def test_server_that_does_not_answer(python, tmp_path):
+    """After the time limit it is ended, and nothing of it is left."""
+    with pytest.raises(HarnessFault, match="does not answer after 1 s; end of its output:\nloading"):
+        TinyServer(DEFAULT, python("echo loading; sleep 60"), timeout_s=1, resettable=False)
+    assert gone(int((tmp_path / "pid").read_text()))
+    assert (tmp_path / "mode").read_text() == "0\n"
+
+
+def test_flags():
+    """The engine's arguments, as flags: no other settings than on the engine rung."""
+    config = CacheConfig(
+        num_blocks=60,
+        groups=(Group(kind="sliding_window", block_size=32, window=64), Group(kind="full", block_size=32)),
+        retention_interval=None,
+        scheduler_reserve_full_isl=False,
+    )
+    words = " ".join(flags(config, "folder"))
+    for flag in (
+        "--model folder --load-format dummy --dtype float32 --skip-tokenizer-init --enforce-eager --no-async-scheduling",
+        "--num-gpu-blocks-override 60 --block-size 32",
+        "--no-scheduler-reserve-full-isl",
+        "--prefix-cache-retention-interval None",
+    ):
+        assert flag in words
+    assert "retention" not in " ".join(flags(config, "folder", retention=False))
+
+
+def test_default_config_is_that_of_a_stored_case():
+    """`serve-tiny` without a trace serves what CE-0003 can be replayed on, but for the release."""
+    from hitproof.replay.counterexample import Counterexample
+
+    case = Counterexample.load(Path(__file__).resolve().parents[2] / "counterexamples" / "CE-0003.json")
+    assert DEFAULT.groups == case.trace.config.groups
+    assert (DEFAULT.num_blocks, DEFAULT.max_model_len) == (400, 2048)
