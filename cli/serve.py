@@ -21,7 +21,6 @@ DEFAULT = CacheConfig(
         Group(kind="full", block_size=32),
     ),
     semantics=env.NEWEST_CPU,
-    max_num_seqs=4,
 )
 """What is served without a trace: the config of CE-0003."""
 

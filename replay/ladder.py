@@ -270,9 +270,10 @@ def _first_difference(
     ops = {op.request: i for i, op in enumerate(trace.ops) if isinstance(op, Submit)}
     for k, row in enumerate(rows):
         if not row.same:
+            failed = f"; it failed: {run.fault}" if run is not None and run.fault else ""
             return (
                 f"request {k} of {len(rows)}, {row.request} (ops[{ops[row.request]}]): "
-                f"{expected} hit {row.expected}, {observed} {row.observed}"
+                f"{expected} hit {row.expected}, {observed} {row.observed}{failed}"
             )
     if run is not None and run.fault:
         return f"the hits are the same, but it failed: {run.fault}"

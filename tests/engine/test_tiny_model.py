@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hitproof.model import BadInput, CacheConfig, Group, NotModelled
+from hitproof.model import BadInput, CacheConfig, Group
 from hitproof.replay import env, tiny_model
 from hitproof.replay.token_ids import SPECIAL_TOKENS, VOCABULARY, token_id
 
@@ -52,11 +52,27 @@ def test_refused(groups: tuple[Group, ...], message: str) -> None:
         tiny_model.model_config(CacheConfig(num_blocks=99, groups=groups))
 
 
-def test_chunked_local_is_refused() -> None:
-    """A kind that no tiny model has is refused by name."""
-    groups = (Group(kind="chunked_local", block_size=32, chunk=64), full())
-    with pytest.raises(NotModelled, match="no tiny model has chunked_local groups"):
-        tiny_model.model_config(CacheConfig(num_blocks=99, groups=groups))
+def chunked(chunk: int, block_size: int = 32) -> Group:
+    return Group(kind="chunked_local", block_size=block_size, chunk=chunk)
+
+
+def test_chunked_local_is_a_llama4() -> None:
+    """Layers without rope are full attention, the others chunked local."""
+    model = tiny_model.model_config(CacheConfig(num_blocks=99, groups=(chunked(64), chunked(64), full())))
+    assert model["architectures"] == ["Llama4ForCausalLM"]
+    assert (model["no_rope_layers"], model["attention_chunk_size"]) == ([1, 1, 0], 64)
+
+
+def test_chunk_that_kernels_lack_is_refused() -> None:
+    """A chunk must be a multiple of the block size."""
+    with pytest.raises(BadInput, match="a multiple of the block size, not 48 with blocks of 32"):
+        tiny_model.model_config(CacheConfig(num_blocks=99, groups=(chunked(48), full())))
+
+
+def test_three_kinds_are_refused() -> None:
+    """No model has windows beside chunks."""
+    with pytest.raises(BadInput, match="no tiny model has chunked_local and sliding_window groups"):
+        tiny_model.model_config(CacheConfig(num_blocks=99, groups=(window(), chunked(64), full())))
 
 
 def test_written_file(tmp_path: Path) -> None:
