@@ -45,6 +45,9 @@ class _Case:
 @target_options("manager")
 @click.option("--until-rung", type=click.Choice(RUNGS), help="Climb from the model up to this rung instead.")
 @scale_option
+@click.option(
+    "--times", type=click.IntRange(1, 1000), default=2, show_default=True, help="Runs, which must be equal."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write a JUnit file, too.")
 def replay_command(
@@ -56,10 +59,11 @@ def replay_command(
     url: str | None,
     until_rung: str | None,
     scale: str,
+    times: int,
     as_json: bool,
     junit: Path | None,
 ) -> None:
-    """Replay counterexamples or traces twice, beside the model, and say whether it happens there.
+    """Replay counterexamples or traces, beside the model, and say whether it happens there.
 
     With --until-rung, climb the ladder and stop at the first rung that disagrees.
 
@@ -83,7 +87,7 @@ def replay_command(
                 yield held[at]
 
             for case in loaded:
-                for said in _replays(case, target, until_rung, chosen):
+                for said in _replays(case, target, until_rung, chosen, times):
                     done.append((case, said))
                     if not as_json:
                         _print(case, said)
@@ -128,15 +132,15 @@ def _load(path: Path, scale: str) -> _Case:
     return attrs.evolve(case, trace=longer, name=case.name if factor == 1 else f"{case.name} x{factor}")
 
 
-def _replays(case: _Case, target: str, until_rung: str | None, chosen: Any) -> Iterator[Replayed]:
+def _replays(case: _Case, target: str, until_rung: str | None, chosen: Any, times: int) -> Iterator[Replayed]:
     if until_rung is None:
         with chosen(target, case) as opened, spinner(f"{case.name} on {opened.name}"):
-            said = replayed(case.trace, opened, target, case.property_id)
+            said = replayed(case.trace, opened, target, case.property_id, times=times)
         yield said
         return
     rungs = RUNGS[: RUNGS.index(until_rung) + 1]
     openers = [(rung, partial(chosen, rung, case)) for rung in rungs]
-    yield from climb(case.trace, openers, case.property_id)
+    yield from climb(case.trace, openers, case.property_id, times=times)
 
 
 def _print(case: _Case, said: Replayed) -> None:

@@ -162,7 +162,7 @@ def _row(name: str, trace: Trace, property_id: str, target: EngineTarget) -> dic
 
 
 def _line(row: dict[str, Any]) -> str:
-    reason = row["reason"].splitlines()[0][:100] if row["reason"] else ""
+    reason = row["reason"].splitlines()[0][:140] if row["reason"] else ""
     return f"{row['name']:18}  {row['verdict']:15}  {row['seconds']:>6.1f} s  {reason}".rstrip()
 
 

@@ -167,14 +167,12 @@ class Replayed:
         return attrs.asdict(self) | {"rows": [attrs.asdict(row) | {"same": row.same} for row in self.rows]}
 
 
-def replayed(
-    trace: Trace, target: Target, rung: str, property_id: str = "", *, content: bool = True
-) -> Replayed:
-    """Run ``trace``, read back from its file form, twice on ``target`` and compare with the model.
+def replayed(trace: Trace, target: Target, rung: str, property_id: str = "", *, times: int = 2) -> Replayed:
+    """Run ``trace``, read back from its file form, ``times`` times on ``target`` and compare with the model.
 
     The model follows the rules of the target's release. ``property_id``: the promise that the trace is
     a counterexample to; it is judged on the target where that shows enough, else on the model's run,
-    whose hits are the same. ``content``: on the engine, compare answers with cold ones too.
+    whose hits are the same. On the engine, answers are compared with cold ones, too.
     """
     copy = Trace.loads(trace.dumps())
 
@@ -184,8 +182,9 @@ def replayed(
         )
 
     try:
-        first, second = target.run(copy), target.run(copy)
-        checked = target.content(copy) if content and isinstance(target, EngineTarget) else None
+        first = target.run(copy)
+        second = next((run for run in (target.run(copy) for _ in range(times - 1)) if run != first), first)
+        checked = target.content(copy) if isinstance(target, EngineTarget) else None
     except BadInput as error:
         factor = fitting(copy) if rung in ("engine", "server") else 1
         hint = (
@@ -285,7 +284,9 @@ def _first_difference(
 Opener = Callable[[], AbstractContextManager[Target]]
 
 
-def climb(trace: Trace, rungs: Iterable[tuple[str, Opener]], property_id: str = "") -> Iterable[Replayed]:
+def climb(
+    trace: Trace, rungs: Iterable[tuple[str, Opener]], property_id: str = "", *, times: int = 2
+) -> Iterable[Replayed]:
     """Replay ``trace`` rung by rung; the first that disagrees is the last.
 
     A rung that cannot be opened, or that refuses the trace, is said so and passed over: that is no
@@ -294,7 +295,7 @@ def climb(trace: Trace, rungs: Iterable[tuple[str, Opener]], property_id: str = 
     for name, opened in rungs:
         try:
             with opened() as target:
-                said = replayed(trace, target, name, property_id)
+                said = replayed(trace, target, name, property_id, times=times)
         except BadInput as error:
             said = Replayed(rung=name, target=name, version="", verdict="refused", reason=str(error))
         except HarnessFault as error:

@@ -187,6 +187,22 @@ def test_content_without_hits_is_vacuous(engine: EngineTarget) -> None:
     assert "VACUOUS" in engine.content(trace(TIGHT, "submit a S:90 out=4", "drain")).text("cpu")
 
 
+def test_hit_that_the_engine_cannot_show(engine: EngineTarget) -> None:
+    """A request aborted during its prefill has no output, so its hit is not compared."""
+    ops = (
+        "submit a S:130 out=1",
+        "drain",
+        "submit b S:128 u:300 out=1",
+        "step",
+        "abort b",
+        "submit c S:130",
+        "drain",
+    )
+    found = replayed(trace(TIGHT, *ops), engine, "engine")
+    assert (found.verdict, [row.unseen for row in found.rows]) == ("as expected", [False, True, False])
+    assert "1 of 3 requests show no hit here: they had no output" in found.notes
+
+
 def test_different_block_sizes(engine: EngineTarget) -> None:
     """Groups of different block size are made by different head sizes."""
     config = small(window(32), window(32), full(64), retention_interval=0)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hitproof.model import BadInput, CacheConfig, Group
+from hitproof.model import BadInput, CacheConfig, Group, NotModelled, Trace, parse_op
 from hitproof.replay import env, tiny_model
+from hitproof.replay.engine import EngineTarget
 from hitproof.replay.token_ids import SPECIAL_TOKENS, VOCABULARY, token_id
 
 
@@ -122,6 +123,14 @@ def test_cache_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("HITPROOF_CACHE", str(tmp_path / "file"))
     with pytest.raises(BadInput, match=r"cannot use the cache: .* set HITPROOF_CACHE"):
         env.make("0.32.0")
+
+
+def test_eagle_is_refused_before_an_engine_starts() -> None:
+    """No tiny model has a draft model."""
+    config = CacheConfig(num_blocks=99, groups=(full(),), use_eagle=True, semantics="0.32.0")
+    target = EngineTarget(Path("none"), version="0.32.0")
+    with pytest.raises(NotModelled, match="no tiny model has a draft model; set use_eagle to false"):
+        target.run(Trace(config=config, ops=(parse_op("drain"),)))
 
 
 def test_own_interpreter(tmp_path: Path) -> None:

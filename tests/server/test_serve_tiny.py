@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hitproof.cli.main import main
 from hitproof.cli.serve import DEFAULT
 from hitproof.model import CacheConfig, Group, HarnessFault, under
 from hitproof.replay.counterexample import Counterexample
@@ -55,6 +56,44 @@ def test_server_that_does_not_answer(python, tmp_path):
         TinyServer(DEFAULT, python("echo loading; sleep 60"), timeout_s=1, resettable=False)
     assert gone(int((tmp_path / "pid").read_text()))
     assert (tmp_path / "mode").read_text() == "0\n"
+
+
+@pytest.mark.parametrize(("status", "code", "last"), [(None, 0, "stopped\n"), (9, 3, "")])
+def test_command(monkeypatch, capsys, status, code, last):
+    """It says where it listens and what to type, until Ctrl-C; a server that ends by itself is a fault."""
+
+    class Served(TinyServer):
+        def __init__(self, config, python, **options):
+            self.config, self.options = config, options
+            self.url, self.version = "http://127.0.0.1:1", "0.32.0"
+            made.append(self)
+
+        def wait(self):
+            if status is None:
+                raise KeyboardInterrupt
+            return status
+
+        def close(self):
+            self.closed = True
+
+    made = []
+    monkeypatch.setattr("hitproof.cli.serve.TinyServer", Served)
+    monkeypatch.setattr("hitproof.replay.env.python", lambda *_: Path("python"))
+    monkeypatch.setattr("hitproof.replay.env.release_of", lambda _: "0.32.0")
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    case = str(Path(__file__).resolve().parents[2] / "counterexamples" / "CE-0001.json")
+    monkeypatch.setattr("sys.argv", ["hitproof", "serve-tiny", case, "--scale", "fit", "--no-reset"])
+    with pytest.raises(SystemExit) as leave:
+        main()
+    assert (leave.value.code or 0) == code
+    assert capsys.readouterr().out == (
+        "vLLM 0.32.0 with a tiny model at http://127.0.0.1:1; Ctrl-C ends it\n"
+        f"  hitproof replay {case} --scale 8 --target server --url http://127.0.0.1:1\n"
+        "  hitproof probe --url http://127.0.0.1:1 --seats 4 --tokens 512\n" + last
+    )
+    assert made[0].closed
+    assert made[0].config.groups[0].block_size == 32
+    assert made[0].options["resettable"] is False
 
 
 def test_flags():

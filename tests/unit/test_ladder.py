@@ -163,6 +163,14 @@ def test_hit_that_a_rung_cannot_show_is_not_compared():
     )
 
 
+def test_unequal_run_among_many_is_found():
+    """All of ``times`` runs are compared with the first; a single run is compared with the model alone."""
+    edits = (None, None, None, hit(2, 4))
+    assert replayed(trace(), Rung(*edits), "rung", times=4).verdict == "unstable"
+    assert replayed(trace(), Rung(*edits), "rung", times=3).verdict == "as expected"
+    assert replayed(trace(), Rung(hit(2, 4)), "rung", times=1).verdict == "differs"
+
+
 def test_long_trace_shows_the_surroundings_of_the_first_difference():
     """Twelve requests at most, and how many are left out on both sides."""
     ops = [op for i in range(30) for op in (f"submit r{i} S{i}:4 out=1", "drain")]
