@@ -25,11 +25,39 @@ MANIFEST = "MANIFEST.json"
 OURS = ("model", "properties", "replay", "counterexamples")
 """What of hitproof a bundle holds; ``cli`` and ``fuzz`` need more packages and are not needed."""
 
-WHEELS: tuple[str, ...] = ()
-"""Packages that `from vllm import LLM` imports beside torch, Triton and transformers and their own."""
+WHEELS = (
+    "attrs==26.1.0",
+    "platformdirs==4.14.9",
+    "annotated-types==0.8.0",
+    "apache-tvm-ffi==0.1.15.post2",
+    "cachetools==8.0.2",
+    "cbor2==6.3.0",
+    "compressed-tensors==0.17.0",
+    "fastapi==0.136.3",
+    "httpcore2==2.16.2",
+    "httpx2==2.16.2",
+    "llguidance==1.7.6",
+    "loguru==0.7.3",
+    "msgspec==0.23.0",
+    "openai==3.57.0",
+    "oss-harmony==0.0.11",
+    "partial-json-parser==0.2.1.1.post7",
+    "pybase64==1.5.1",
+    "pydantic==2.14.4",
+    "pydantic-core==2.50.5",
+    "pyzmq==27.3.0",
+    "sniffio==1.3.1",
+    "starlette==1.10.0",
+    "truststore==0.10.5",
+    "typing-inspection==0.4.5",
+    "xgrammar==0.2.8",
+)
+"""What hitproof needs, and what `from vllm import LLM` and an engine's start import beside torch, Triton,
+transformers and what commonly comes with them; in the versions of the environment of vLLM 0.32.0, in
+which the bundled 0.25.0 was imported with all packages but these hidden."""
 
 PLATFORMS = (
-    *(f"manylinux_2_{n}_x86_64" for n in (28, 27, 17)),
+    *(f"manylinux_2_{n}_x86_64" for n in range(35, 16, -1)),
     "manylinux2014_x86_64",
     "manylinux1_x86_64",
 )
