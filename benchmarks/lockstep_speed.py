@@ -23,8 +23,9 @@ from rich.table import Table
 
 from hitproof.fuzz.random_traces import random_trace
 from hitproof.replay import store
-from hitproof.replay.adapter import RealManager, load
+from hitproof.replay.adapter import load
 from hitproof.replay.lockstep import conform
+from hitproof.replay.real_manager import RealManager
 
 RELEASES = ("0.32.0", "0.25.0")
 

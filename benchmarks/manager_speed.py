@@ -30,7 +30,8 @@ from rich.table import Table
 
 from hitproof.model import CacheConfig, Group, ModelManager, Scheduler, Trace, parse_op
 from hitproof.replay import store
-from hitproof.replay.adapter import RealManager, load
+from hitproof.replay.adapter import load
+from hitproof.replay.real_manager import RealManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable

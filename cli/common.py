@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -17,7 +17,7 @@ from hitproof.replay import env, store
 from hitproof.replay.counterexample import Counterexample, read_text
 from hitproof.replay.engine import EngineTarget
 from hitproof.replay.ladder import RUNGS
-from hitproof.replay.manager_target import ManagerTarget
+from hitproof.replay.manager_target import HEIGHTS
 from hitproof.replay.server import ServerTarget
 
 errors = Console(stderr=True, highlight=False)
@@ -81,19 +81,20 @@ def open_target(
     if url is not None and name != "server":
         raise BadInput(f"--url: for --target server only, not {name}; remove it")
     if python is not None and name in ("model", "server"):
-        raise BadInput(f"--vllm-python: for --target manager or engine, not {name}; remove it")
+        raise BadInput(f"--vllm-python: for a real vLLM, not for --target {name}; remove it")
     if vllm == ENVIRONMENT and name != "server":
         python = env.python(given=python)
         vllm = env.release_of(python)
     if name == "model":
         yield ModelTarget(None if vllm is None else Semantics.of(vllm).release, record=record)
-    elif name == "manager":
+    elif name in HEIGHTS:
         tree = fetch(semantics if vllm is None else vllm)
         if python is not None:
             python = env.python(given=python)
             env.release_of(python)
-        with ManagerTarget(tree, "core" if python is None else "env", python, record=record) as manager:
-            yield manager
+        loader: Literal["core", "env"] = "core" if python is None else "env"
+        with HEIGHTS[name](tree, loader, python, record=record) as real:
+            yield real
     elif name == "engine":
         interpreter = env.python(env.NEWEST_CPU if vllm is None else vllm, python)
         with EngineTarget(interpreter, device=device) as engine:
@@ -151,12 +152,12 @@ def plain(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
-def retention_option(text: str, words: tuple[str, ...]) -> str:
+def retention_option(text: str, words: tuple[str, ...], option: str = "--retention") -> str:
     """``text`` if it is one of ``words`` or a number of tokens."""
     if text in words or re.fullmatch(r"[0-9]{1,9}", text):
         return text
     raise click.BadParameter(
-        f"{shown(text)}: write {', '.join(words)} or a number of tokens", param_hint="--retention"
+        f"{shown(text)}: write {', '.join(words)} or a number of tokens", param_hint=option
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Literal
 
 import click
 from rich.console import Console
@@ -12,13 +13,14 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from hitproof.cli.common import bar, errors, fetch, plain, retention_option
-from hitproof.fuzz.hunt import Find, Plan, Report, Watcher, hunt
+from hitproof.fuzz.hunt import Find, Plan, Real, Report, Unlike, Watcher, hunt
 from hitproof.model import BadInput, Semantics, shown
 from hitproof.model.semantics import NEWEST
 from hitproof.properties.known import Known
 from hitproof.properties.registry import BY_ID, property_of
 from hitproof.properties.verdict import Finding, Verdict
 from hitproof.replay.counterexample import check_folder
+from hitproof.replay.manager_target import HEIGHTS
 from hitproof.replay.report import text
 from hitproof.replay.store import Tree
 
@@ -46,10 +48,14 @@ def seconds(text: str) -> float:
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option(
     "--target",
-    type=click.Choice(["model", "manager"]),
+    type=click.Choice(["model", *HEIGHTS]),
     default="model",
     show_default=True,
     help="What is searched.",
+)
+@click.option("--unlike", metavar="R", help="Count only what release R keeps: what R fixed, or broke since.")
+@click.option(
+    "--unlike-retention", metavar="N", help="There with this retention: dense or a number of tokens."
 )
 @click.option(
     "--retention", default="default", show_default=True, help="default, any, dense or a number of tokens."
@@ -65,6 +71,8 @@ def hunt_command(
     budget: str,
     seed: int,
     target: str,
+    unlike: str | None,
+    unlike_retention: str | None,
     retention: str,
     workers: int | None,
     out: Path,
@@ -92,7 +100,8 @@ def hunt_command(
         seed=seed,
         target=target,
         retention=retention,
-        trees=_trees(releases, required=target == "manager"),
+        unlike=_unlike(unlike, unlike_retention, target),
+        trees=_trees(releases, required=target != "model"),
         out=out,
         **({"workers": workers} if workers else {}),
     )
@@ -108,6 +117,19 @@ def hunt_command(
         raise click.exceptions.Exit(130)
     if report.finds:
         raise click.exceptions.Exit(1)
+
+
+def _unlike(release: str | None, retention: str | None, target: str) -> Unlike | None:
+    if release is None:
+        if retention is not None:
+            raise BadInput("--unlike-retention: needs --unlike, the release to set it in")
+        return None
+    real = None if target == "model" else Real(tree=fetch(release), height=target)
+    interval: int | Literal["keep"] | None = "keep"
+    if retention is not None:
+        word = retention_option(retention, ("dense",), "--unlike-retention")
+        interval = None if word == "dense" else int(word)
+    return Unlike(release=Semantics.of(release).release, retention=interval, real=real)
 
 
 def _trees(releases: tuple[str, ...], *, required: bool) -> dict[str, Tree]:

@@ -10,6 +10,7 @@ import traceback
 
 import click
 
+from hitproof.cli.bisect import bisect_command
 from hitproof.cli.cases import adopt_command, report_command
 from hitproof.cli.common import plain
 from hitproof.cli.conform import conform_command
@@ -55,6 +56,7 @@ for command in (
     replay_command,
     report_command,
     adopt_command,
+    bisect_command,
     serve_tiny_command,
     probe_command,
     conform_command,

@@ -20,6 +20,7 @@ from hitproof.model import BadInput, Target, Trace
 from hitproof.replay import store
 from hitproof.replay.counterexample import Counterexample, read_text, write_whole
 from hitproof.replay.ladder import RUNGS, Replayed, climb, replayed
+from hitproof.replay.manager_target import HEIGHTS
 
 _COUNTEREXAMPLE = re.compile(r'"(?:finding|trace)"\s*:')
 
@@ -80,7 +81,7 @@ def replay_command(
             @contextmanager
             def chosen(rung: str, case: _Case) -> Iterator[Target]:
                 """The rung's target, which serves every case that it fits."""
-                at = (rung, case.trace.config.semantics if rung == "manager" and vllm is None else "")
+                at = (rung, case.trace.config.semantics if rung in HEIGHTS and vllm is None else "")
                 if at not in held:
                     settings = _meant_for(rung, options) if until_rung else options
                     held[at] = stack.enter_context(open_target(rung, case.trace.config.semantics, **settings))
@@ -104,7 +105,7 @@ def _meant_for(rung: str, options: dict[str, Any]) -> dict[str, Any]:
     """Of a climb's options those that this rung understands."""
     out = {"vllm": None, "python": None, "device": "cpu", "url": None}
     vllm = options["vllm"]
-    if rung in ("manager", "engine"):
+    if rung in HEIGHTS or rung == "engine":
         out |= {"vllm": vllm, "python": options["python"]}
     if rung == "model" and vllm is not None and (vllm == ENVIRONMENT or store.is_release(vllm)):
         out["vllm"] = vllm

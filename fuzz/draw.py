@@ -15,7 +15,7 @@ from hitproof.model import BadInput, CacheConfig, Group, Semantics
 @attrs.frozen(kw_only=True, slots=True)
 class Range:
     """How wide configs are drawn. ``retention``: "default" leaves it to the release, "any" varies it.
-    ``hybrid``: always full attention beside another kind. ``odd``: every other setting varied too.
+    ``hybrid``: always full attention beside another kind. ``odd``: every other setting varied too, ``eagle`` among them.
     """
 
     semantics: str
@@ -24,13 +24,14 @@ class Range:
     most_blocks: int = 72
     odd: bool = True
     hybrid: bool = False
+    eagle: bool = True
 
     @property
     def text(self) -> str:
         """The range in words, for bounds."""
         return (
             f"vLLM {self.semantics}, retention {self.retention}, 1-{self.most_groups} {'hybrid ' if self.hybrid else ''}groups, "
-            f"4-{self.most_blocks} blocks{', every setting varied' if self.odd else ''}"
+            f"4-{self.most_blocks} blocks{', every setting varied' if self.odd else ''}{'' if self.eagle else ', no EAGLE'}"
         )
 
 
@@ -94,7 +95,7 @@ def _configs(draw: DrawFn, wide: Range) -> CacheConfig:
         "max_model_len": 4096,
     }
     if wide.odd:
-        values["use_eagle"] = draw(_ONE_IN_FIVE)
+        values["use_eagle"] = wide.eagle and draw(_ONE_IN_FIVE)
         values["scheduler_reserve_full_isl"] = not draw(_ONE_IN_FIVE)
         values["enable_prefix_caching"] = not draw(_ONE_IN_TWELVE)
         if rules.watermark and draw(_ONE_IN_TWELVE):

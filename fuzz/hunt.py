@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -20,14 +20,14 @@ from hitproof.fuzz.draw import Range
 from hitproof.fuzz.explain import explain
 from hitproof.fuzz.reduce import Reduced, reduce
 from hitproof.fuzz.search import Slice, SliceResult, search
-from hitproof.model import BadInput, ModelTarget, Run, Trace
+from hitproof.model import BadInput, ModelTarget, Run, Trace, under
 from hitproof.properties.known import Known, known_for
 from hitproof.properties.registry import BY_ID, HIT_QUALITY
 from hitproof.properties.story import Story
 from hitproof.properties.verdict import Finding, Judgement
 from hitproof.replay.confirm import sight, status_of
 from hitproof.replay.counterexample import Counterexample, Sighting, store
-from hitproof.replay.manager_target import ManagerTarget
+from hitproof.replay.manager_target import HEIGHTS, ManagerTarget, SchedulerTarget
 from hitproof.replay.store import Tree
 
 SLICE_SECONDS = 5.0
@@ -38,8 +38,38 @@ CONTEXT = multiprocessing.get_context("spawn")
 
 
 @attrs.frozen(kw_only=True, slots=True)
+class Real:
+    """Real vLLM to run traces on: a tree, and whether its manager or its scheduler too."""
+
+    tree: Tree
+    height: str = "manager"
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Unlike:
+    """Only what this release keeps counts: on ``real``, or on the model if that is None.
+    ``retention``: the interval to set there, in tokens, "keep" to leave it.
+    """
+
+    release: str
+    retention: int | Literal["keep"] | None = "keep"
+    real: Real | None = None
+
+    def keeps(self, trace: Trace, property_id: str) -> bool:
+        """Whether the promise is kept there, and looked at; a trace that is refused there is not."""
+        try:
+            other = under(trace, self.release, self.retention)
+        except BadInput:
+            return False
+        run = _runner(self.real)
+        check = BY_ID[property_id].check(Story(run(other), run))
+        return check.finding is None and check.evidence > 0
+
+
+@attrs.frozen(kw_only=True, slots=True)
 class Plan:
     """What to hunt. ``trees``: the real vLLM to confirm each semantics on, where there is one.
+    ``target``: what is searched, the model or a height of real vLLM.
 
     ``budget_s`` is for the search of all ``semantics`` together; shrinking and confirming add to it.
     """
@@ -51,6 +81,7 @@ class Plan:
     workers: int = attrs.Factory(lambda: os.cpu_count() or 1)
     target: str = "model"
     retention: str = "default"
+    unlike: Unlike | None = None
     trees: dict[str, Tree] = attrs.Factory(dict)
     out: Path | None = None
 
@@ -136,7 +167,7 @@ class _Hunter:
                 elapsed = time.monotonic() - started
                 while len(pending) < self.plan.workers and elapsed < self.budget:
                     work = next(slices)
-                    pending.add(self._submit(_search, work, self._tree_root()))
+                    pending.add(self._submit(_search, work, self._searched(), self.plan.unlike))
                 if not pending:
                     break
                 done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
@@ -157,11 +188,15 @@ class _Hunter:
         quality = tuple(p.id for p in HIT_QUALITY)
         for n in itertools.count():
             focus = [name for name in quality if name in self.wanted]
-            if n % 2 == 1 and not self.wanted <= HYBRID_PROMISES:
+            if n % 2 == 1 and (self.plan.unlike is not None or not self.wanted <= HYBRID_PROMISES):
                 focus = []
             names = focus or sorted(self.wanted)
             wide = Range(
-                semantics=self.semantics, retention=self.plan.retention, hybrid=bool(focus), odd=not focus
+                semantics=self.semantics,
+                retention=self.plan.retention,
+                hybrid=bool(focus),
+                odd=not focus,
+                eagle=self.plan.target != "scheduler",
             )
             yield Slice(
                 wide=wide,
@@ -171,8 +206,12 @@ class _Hunter:
                 skip_known=frozenset(self.skip_known),
             )
 
-    def _tree_root(self) -> Tree | None:
-        return self.plan.trees.get(self.semantics) if self.plan.target == "manager" else None
+    def _searched(self) -> Real | None:
+        """Real vLLM if it is searched itself, None for the model."""
+        tree = self.plan.trees.get(self.semantics)
+        if self.plan.target == "model" or tree is None:
+            return None
+        return Real(tree=tree, height=self.plan.target)
 
     def _take(self, result: SliceResult, elapsed: float) -> None:
         for name, runs in result.runs.items():
@@ -199,7 +238,7 @@ class _Hunter:
         small = self._shrink(trace, first)
         name = first.property_id
         prop = BY_ID[name]
-        searched = _runner(self._tree_root())
+        searched = _runner(self._searched())
         finding = prop.check(Story(searched(small.trace), searched)).finding
         assert finding is not None
         sightings: list[Sighting] = [sight(small.trace, name, ModelTarget())]
@@ -207,6 +246,9 @@ class _Hunter:
         if tree is not None and not self.interrupted:
             with ManagerTarget(tree) as real:
                 sightings.append(sight(small.trace, name, real))
+            if self.plan.target == "scheduler":
+                with SchedulerTarget(tree) as real:
+                    sightings.append(sight(small.trace, name, real))
         known = known_for(finding, small.trace)
         explained = sightings[0].verdict == "reproduced" and not self.interrupted
         found = Counterexample(
@@ -252,7 +294,9 @@ class _Hunter:
 
     def _shrink(self, trace: Trace, first: Finding) -> Reduced:
         """The smaller trace; after Ctrl-C, which ends the hunt, the trace as it was found."""
-        work: Future[Reduced] = self._submit(shrink, trace, first, tree=self._tree_root())
+        work: Future[Reduced] = self._submit(
+            shrink, trace, first, real=self._searched(), unlike=self.plan.unlike
+        )
         while not self.interrupted:
             if wait((work,), timeout=0.1).done:
                 return work.result()
@@ -272,12 +316,18 @@ class _Hunter:
         ]
 
 
-def shrink(trace: Trace, finding: Finding, most_runs: int = 10_000, tree: Tree | None = None) -> Reduced:
+def shrink(
+    trace: Trace,
+    finding: Finding,
+    most_runs: int = 10_000,
+    real: Real | None = None,
+    unlike: Unlike | None = None,
+) -> Reduced:
     """The smallest trace of the same kind: same property and cause, known or new as before, hybrid
-    if it was. On the model, or on the manager of ``tree``.
+    if it was, and still kept by ``unlike``. On the model, or on ``real``.
     """
     prop = BY_ID[finding.property_id]
-    run = _runner(tree)
+    run = _runner(real)
     known = known_for(finding, trace)
     hybrid = trace.config.is_hybrid
 
@@ -285,26 +335,30 @@ def shrink(trace: Trace, finding: Finding, most_runs: int = 10_000, tree: Tree |
         if candidate.config.is_hybrid is not hybrid:
             return False
         seen = prop.check(Story(run(candidate), run)).finding
-        return seen is not None and seen.cause == finding.cause and known_for(seen, candidate) is known
+        if seen is None or seen.cause != finding.cause or known_for(seen, candidate) is not known:
+            return False
+        return unlike is None or unlike.keeps(candidate, prop.id)
 
     return reduce(trace, fails, most_runs)
 
 
-_targets: dict[Path, ManagerTarget] = {}
+_targets: dict[Real, ManagerTarget] = {}
 
 
-def _runner(tree: Tree | None) -> Callable[[Trace], Run]:
-    """The model, or one real manager that this process keeps."""
-    if tree is None:
+def _runner(real: Real | None) -> Callable[[Trace], Run]:
+    """The model, or one real target that this process keeps."""
+    if real is None:
         return ModelTarget().run
-    if tree.root not in _targets:
-        _targets[tree.root] = ManagerTarget(tree)
-    return _targets[tree.root].run
+    if real not in _targets:
+        _targets[real] = HEIGHTS[real.height](real.tree)
+    return _targets[real].run
 
 
-def _search(work: Slice, tree: Tree | None) -> SliceResult:
+def _search(work: Slice, real: Real | None, unlike: Unlike | None) -> SliceResult:
     """A slice in a pool process."""
-    return search(work, _runner(tree))
+    if unlike is None:
+        return search(work, _runner(real))
+    return search(work, _runner(real), lambda trace, finding: unlike.keeps(trace, finding.property_id))
 
 
 def _ignore_interrupts() -> None:

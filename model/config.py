@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -99,6 +100,8 @@ class CacheConfig:
                 f"config: vLLM {self.semantics} needs at least {self.rules.least_specs} different group specs "
                 "when there are several groups; give one group, or groups that differ"
             )
+        if len(self.groups) > 1 and self.rules.group_mix != "any" and self.enable_prefix_caching:
+            self._check_two_specs()
         chunked = any(group.kind == "chunked_local" for group in self.groups)
         if chunked and self.enable_prefix_caching:
             if self.use_eagle:
@@ -120,6 +123,20 @@ class CacheConfig:
                 )
         if any(group.extra_retained_tokens for group in self.groups) and not self.rules.retained_tokens:
             raise BadInput(f"config: extra_retained_tokens needs vLLM 0.28.0 or newer, not {self.semantics}")
+
+    def _check_two_specs(self) -> None:
+        """``verify_and_split_kv_cache_groups`` before 0.14.0."""
+        full = {group for group in self.groups if group.kind == "full"}
+        kinds = [group.kind == "full" for group in self.groups]
+        if len(full) != 1 or len(set(self.groups)) != 2 or sum(a != b for a, b in pairwise(kinds)) != 1:
+            raise BadInput(
+                f"config: vLLM {self.semantics} needs full-attention groups of one spec, all before or all "
+                "after groups of one other spec; reorder or remove groups"
+            )
+        if self.rules.group_mix == "one_block_size":
+            sizes = {group.block_size for group in self.groups}
+            if len(sizes) > 1 or self.hash_block_size not in (None, *sizes):
+                raise BadInput(f"config: vLLM {self.semantics} has one block size; make them all equal")
 
     def _check_sizes(self) -> None:
         if self.hash_block_size is None:

@@ -56,7 +56,7 @@ class Finder:
         """The hit of a request with block keys ``keys``, at most ``max_tokens`` long.
 
         Each spec accepts the candidate length or shortens it; after any shortening all are asked
-        again. With one full-attention spec and one other, one pass is enough.
+        again. With one full-attention spec and one other, most releases make one pass.
         """
         if self._num_groups == 1:
             spec = self.specs[0]
@@ -70,7 +70,7 @@ class Finder:
         found: dict[int, list[int]] = {}
         length_of: dict[SpecGroup, int] = {}
         verified: set[int] = set()
-        one_pass = len(self.specs) == 2 and self.specs[0].full
+        one_pass = self._semantics.one_pass_hybrid and len(self.specs) == 2 and self.specs[0].full
         hit, longest = max_tokens, 0
         while True:
             current = hit

@@ -82,6 +82,7 @@ class ModelManager:
         self.written: list[dict[str, int]] = [{} for _ in config.groups]
         self.writer = Writer(config, self.pool, self.groups, self.tables, self.written)
         self._snapshot: Snapshot | None = None
+        self._adopts_as_found = semantics.adoption == "as_found"
         self._caps = tuple(
             rules.admission_cap(config.max_num_batched_tokens, config.max_model_len) for rules in self.groups
         )
@@ -134,7 +135,7 @@ class ModelManager:
             ):
                 return None
         wanted = min(total + new_tokens, config.max_model_len)
-        self._give_back_skipped(request, total)
+        self._give_back_skipped(request, request.computed if self._adopts_as_found else total)
         if self._blocks_needed(request, wanted, adopted, local, capped=cap == "always") + spare > len(
             pool.free_queue
         ):
@@ -166,7 +167,7 @@ class ModelManager:
             if request.id in self.written[g]:
                 needed += max(required - held, 0)
                 continue
-            skipped = rules.skipped_tokens(computed) // rules.block_size
+            skipped = 0 if self._adopts_as_found else rules.skipped_tokens(computed) // rules.block_size
             blocks = adopted[g]
             needed += max(required - max(skipped, len(blocks) + held), 0)
             needed += [ref_count[b] for b in blocks[max(0, skipped - held) :] if b != NULL].count(0)
@@ -191,7 +192,7 @@ class ModelManager:
         if any(request.id in written for written in self.written):
             return
         for g, rules in enumerate(self.groups):
-            skipped = rules.skipped_tokens(computed) // rules.block_size
+            skipped = 0 if self._adopts_as_found else rules.skipped_tokens(computed) // rules.block_size
             kept = adopted[g][skipped:]
             self.pool.touch(kept)
             self.tables[g][request.id] = [NULL] * skipped + list(kept)

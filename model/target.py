@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import attrs
 
@@ -56,13 +56,17 @@ class ModelTarget:
         return Scheduler(trace, manager, record=self.record).run(self.name, trace.config.semantics)
 
 
-def under(trace: Trace, semantics: str | None) -> Trace:
-    """The same trace under another release's rules; BadInput if that release refuses its config."""
-    if semantics is None or semantics == trace.config.semantics:
+def under(trace: Trace, semantics: str | None, retention: int | Literal["keep"] | None = "keep") -> Trace:
+    """The same trace under another release's rules; BadInput if that release refuses its config.
+
+    ``retention``: the interval to set where the release has one.
+    """
+    if semantics is None or (semantics == trace.config.semantics and retention == "keep"):
         return trace
-    Semantics.of(semantics)
+    rules = Semantics.of(semantics)
+    interval = trace.config.retention_interval if retention == "keep" or not rules.retention else retention
     try:
-        config = attrs.evolve(trace.config, semantics=semantics)
+        config = attrs.evolve(trace.config, semantics=semantics, retention_interval=interval)
     except BadInput as error:
         raise BadInput(f"this trace does not run under {semantics}: {error}") from None
     return attrs.evolve(trace, config=config)

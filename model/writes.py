@@ -101,7 +101,10 @@ class Writer:
                     raise ManagerFault("assertion", f"full block {block} is already in the index")
                 pool.forget(block)
             pool.insert(g, keys[(i + 1) * scale - 1], block, (i + 1) * size)
+        semantics = self._config.rules
         if pool.record_events:
+            if start and semantics.events_read_parent_block and table[start - 1] == NULL:
+                raise ManagerFault("assertion", "the parent of a stored event is the null block")
             pool.emit(
                 g,
                 Event(
@@ -110,8 +113,10 @@ class Writer:
                     parent=keys[start * scale - 1] if start else NO_KEY,
                     tokens=request.tokens.slice(start * size, end * size),
                     block_size=size,
-                    extra=tuple(request.identity.event_words(i * size) for i in kept) or None,
-                    lora=request.identity.lora,
+                    extra=(tuple(request.identity.event_words(i * size) for i in kept) or None)
+                    if semantics.events_carry_extra
+                    else None,
+                    lora=request.identity.lora if semantics.events_name_lora else None,
                 ),
             )
 

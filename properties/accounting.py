@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 
 from hitproof.model import NO_KEY, NULL, Snapshot, cdiv
 from hitproof.properties.story import Story
@@ -154,6 +155,71 @@ def footprint_bounded(story: Story) -> Check:
                     )
                     return Check(finding=finding, evidence=evidence)
     return Check(evidence=evidence)
+
+
+def tail_goes_first(story: Story) -> Check:
+    """A freed request's cached blocks are evicted last block first, group by group."""
+    evidence = 0
+    for at, seen in story.calls("free"):
+        before, after = story.snapshot(at - 1), story.snapshot(at)
+        if before is None or after is None or seen.request is None:
+            continue
+        place = {block: i for i, block in enumerate(after.free_queue)}
+        for g, table in enumerate(dict(before.tables).get(seen.request, ())):
+            queued = [b for b in table if b != NULL and after.keys[b] is not None and b in place]
+            evidence += max(0, len(queued) - 1)
+            for earlier, later in pairwise(queued):
+                if place[earlier] < place[later]:
+                    finding = Finding.of(
+                        "tail-goes-first",
+                        at,
+                        seen,
+                        f"group {g}: block {later}, later in the sequence, to be evicted before block {earlier}",
+                        f"places {place[later]} and {place[earlier]} of the free queue",
+                    )
+                    return Check(finding=finding, evidence=evidence)
+    return Check(evidence=evidence)
+
+
+def events_self_consistent(story: Story) -> Check:
+    """Each call reports a key as removed, or stored, once for each block that lost, or got, it."""
+    named = story.config.rules.events_name_group
+    evidence = 0
+    for at, seen in enumerate(story.observations):
+        after = story.snapshot(at)
+        before = story.snapshot(at - 1) if at else None
+        if before is None or after is None or any(event.kind == "cleared" for event in seen.events):
+            continue
+        if not seen.events and before.index == after.index:
+            continue
+        taken = {block for blocks in seen.blocks or () for block in blocks}
+        old, new = _held(before, named), _held(after, named)
+        kept = {(where, block) for where, block in old & new if block not in taken}
+        for kind, held in (("removed", old), ("stored", new)):
+            expected = Counter(where for where, block in held if (where, block) not in kept)
+            said = Counter((e.group, key) for e in seen.events if e.kind == kind for key in e.keys)
+            evidence += said.total()
+            if said != expected:
+                where = min({*(said - expected), *(expected - said)}, key=str)
+                finding = Finding.of(
+                    "events-self-consistent",
+                    at,
+                    seen,
+                    f"group {where[0]} key {where[1]} {kind} {expected[where]} times, once for each block",
+                    f"{said[where]} times",
+                )
+                return Check(finding=finding, evidence=evidence)
+    return Check(evidence=evidence)
+
+
+def _held(state: Snapshot, named: bool) -> set[tuple[tuple[int | None, int], int]]:
+    """((group, key), block) for each key of each block; the group is None where events do not name it."""
+    return {
+        ((g if named else None, key), block)
+        for g, index in enumerate(state.index)
+        for key, blocks in index
+        for block in blocks
+    }
 
 
 def events_replay_index(story: Story) -> Check:

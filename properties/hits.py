@@ -151,7 +151,7 @@ def mask_covers_lookup(story: Story) -> Check:
                 request=subject.submit.request,
                 expected=f"hit {expected} if re-sent now",
                 seen=f"hit {answer.hit_tokens}",
-                **_missing(story, at, subject, expected),
+                **missing(story, at, subject, expected),
             )
             return Check(finding=finding, evidence=evidence)
     return Check(evidence=evidence)
@@ -303,7 +303,7 @@ def _short(story: Story, name: str, at: int, later: Subject, expected: int, earl
         request=later.submit.request,
         expected=f"hit {expected} (nothing of {earlier.submit.request} was evicted)",
         seen=f"hit {_hit(story, at)}",
-        **_missing(story, at, later, expected),
+        **missing(story, at, later, expected),
     )
 
 
@@ -315,16 +315,18 @@ def _lost(story: Story, name: str, back: Return, expected: str) -> Finding:
         request=back.subject.submit.request,
         expected=expected,
         seen=f"hit {back.hit.hit_tokens} of {back.expected}",
-        **_missing(story, back.at, back.subject, back.expected),
+        **missing(story, back.at, back.subject, back.expected),
     )
 
 
-class _Missing(TypedDict):
+class Missing(TypedDict):
+    """What a ``Finding`` says of a short hit's blocks: see there."""
+
     cause: Literal["", "evicted", "not written", "all cached"]
     reasons: tuple[str, ...]
 
 
-def _missing(story: Story, at: int, subject: Subject, length: int) -> _Missing:
+def missing(story: Story, at: int, subject: Subject, length: int) -> Missing:
     """Which needed blocks the index lacks, and which allocation took each group's last one."""
     cached = story.cached_keys(at)
     cause: Literal["", "evicted", "not written", "all cached"] = "all cached"

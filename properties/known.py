@@ -91,6 +91,12 @@ def _full_unequal(config: CacheConfig) -> bool:
 
 
 @_config
+def _partial_tails(config: CacheConfig) -> bool:
+    size = config.key_block_size
+    return any(group.kind == "full" and group.block_size != size for group in config.groups)
+
+
+@_config
 def _windows_behind_gate(config: CacheConfig) -> bool:
     return config.scheduler_reserve_full_isl and any(group.kind != "full" for group in config.groups)
 
@@ -115,7 +121,7 @@ _SHORT_HITS = (
 KNOWN: tuple[Known, ...] = (
     Known(
         property_id="hit-survives-half-pool",
-        since="0.19.0",
+        since="0.11.1",
         until=None,
         when="some group is not full attention",
         applies=_windowed,
@@ -126,7 +132,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="hit-survives-fit",
-        since="0.19.0",
+        since="0.11.1",
         until=None,
         when="caching is on",
         applies=_any,
@@ -136,7 +142,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="hit-covers",
-        since="0.19.0",
+        since="0.11.1",
         until=None,
         when="a chunk is not a multiple of its group's block size",
         applies=_crooked_chunk,
@@ -146,7 +152,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="footprint-bounded",
-        since="0.19.0",
+        since="0.11.1",
         until=None,
         when="a chunk is not a multiple of its group's block size",
         applies=_crooked_chunk,
@@ -169,7 +175,7 @@ KNOWN: tuple[Known, ...] = (
     *(
         Known(
             property_id=name,
-            since="0.19.0",
+            since="0.11.1",
             until=None,
             when="EAGLE with groups of different block sizes",
             applies=_eagle_unequal,
@@ -183,7 +189,7 @@ KNOWN: tuple[Known, ...] = (
     *(
         Known(
             property_id=name,
-            since="0.19.0",
+            since="0.11.1",
             until="0.20.0",
             when="EAGLE with several groups",
             applies=_eagle,
@@ -229,7 +235,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="hit-covers",
-        since="0.19.0",
+        since="0.15.1",
         until="0.29.0",
         when="full-attention groups of different block sizes",
         applies=_full_unequal,
@@ -238,7 +244,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="keys-injective",
-        since="0.19.0",
+        since="0.11.1",
         until="0.31.0",
         when="requests differ in salt or LoRA, and one uses LoRA",
         applies=_confusable,
@@ -247,7 +253,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="hit-content",
-        since="0.19.0",
+        since="0.11.1",
         until="0.31.0",
         when="requests differ in salt or LoRA, and one uses LoRA",
         applies=_confusable,
@@ -268,12 +274,30 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         property_id="check-implies-alloc",
+        since="0.11.1",
+        until="0.14.0",
+        when="some group is not full attention",
+        applies=_windowed,
+        report=_OURS,
+        because="a stored event reads its parent's hash off the block before, which the group has given back",
+    ),
+    Known(
+        property_id="check-implies-alloc",
         since="0.20.0",
         until="0.20.2",
         when="some group is not full attention",
         applies=_windowed,
         report="vllm#45856",
         because="the per-step check caps a windowed group's need, allocation does not",
+    ),
+    Known(
+        property_id="events-self-consistent",
+        since="0.26.0",
+        until=None,
+        when="a full-attention group has blocks larger than the hash block",
+        applies=_partial_tails,
+        report="vllm#49125",
+        because="a partial tail that has become a full block is removed, and at once entered again beside it",
     ),
 )
 

@@ -5,7 +5,7 @@ Each must break the property it names, on a trace where the unmutated model keep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -13,6 +13,7 @@ import attrs
 from hitproof.model import (
     NO_KEY,
     NULL,
+    Event,
     Identity,
     Lookup,
     ManagerFault,
@@ -405,6 +406,23 @@ def _give_back_once(manager: Any, give_back: Any) -> Any:
     return bent
 
 
+def _head_first(_pool: Any, free: Any) -> Any:
+    def bent(blocks: Iterable[int], *, unhashed_first: bool) -> None:
+        free(reversed(list(blocks)), unhashed_first=unhashed_first)
+
+    return bent
+
+
+def _announced_again(pool: Any, touch: Any) -> Any:
+    def bent(blocks: Sequence[int]) -> None:
+        for block in blocks:
+            if pool.key_of[block] != NO_KEY and pool.ref_count[block] == 0:
+                pool.emit(pool.group_of[block], Event(kind="stored", keys=(pool.key_of[block],)))
+        touch(blocks)
+
+    return bent
+
+
 def _silent_eviction(pool: Any, forget: Any) -> Any:
     def bent(block: int) -> None:
         said = len(pool.events)
@@ -429,15 +447,15 @@ class _Forgetful(Scheduler):
 
     def _preempt(self, request: Request) -> None:
         super()._preempt(request)
-        self.waiting.popleft()
+        self.waiting.pop(0)
 
 
 class _AbortLeaks(Scheduler):
     """Takes an aborted request off its queue without giving its blocks back."""
 
-    def _abort(self, name: str) -> None:
+    def abort(self, name: str) -> None:
         vars(self)["_free"] = lambda _: None
-        super()._abort(name)
+        super().abort(name)
         del vars(self)["_free"]
 
 
@@ -637,6 +655,12 @@ MUTANTS: tuple[Mutant, ...] = (
         apply=_on_manager("_give_back_skipped", _give_back_once),
     ),
     Mutant(
+        id="freed-head-first",
+        breaks="tail-goes-first",
+        what="A request's blocks are freed first to last, so that its prefix loses its beginning first.",
+        apply=_on_pool("free", _head_first),
+    ),
+    Mutant(
         id="gate-counts-whole-sequence",
         breaks="fits-alone-runs",
         what="The admission gate counts a window group as if it held the whole sequence.",
@@ -660,6 +684,12 @@ MUTANTS: tuple[Mutant, ...] = (
         breaks="events-replay-index",
         what="An eviction emits no removed event.",
         apply=_on_pool("forget", _silent_eviction),
+    ),
+    Mutant(
+        id="hit-announced-again",
+        breaks="events-self-consistent",
+        what="A block that a hit takes out of the free queue is announced as stored once more.",
+        apply=_on_pool("touch", _announced_again),
     ),
 )
 """At least one for each property."""

@@ -234,6 +234,17 @@ PROPERTIES: tuple[Property, ...] = (
         check=accounting.footprint_bounded,
     ),
     Property(
+        id="tail-goes-first",
+        family="accounting",
+        promise="A freed request's cached blocks are evicted last block first.",
+        why="A prefix that has lost its first block is worth nothing; one that has lost its last is nearly whole.",
+        source="SingleTypeKVCacheManager.free in vllm/v1/core/single_type_kv_cache_manager.py: reversed",
+        statement="after free(r): for i < j, blocks b, c of r at i, j of one group, cached and without references: "
+        "place(c) < place(b) in the free queue",
+        needs=CALLS,
+        check=accounting.tail_goes_first,
+    ),
+    Property(
         id="fits-alone-runs",
         family="liveness",
         promise="A request whose peak fits the empty pool is not refused for ever.",
@@ -262,6 +273,17 @@ PROPERTIES: tuple[Property, ...] = (
         statement="for each (group, key): stored - removed since the last clear = blocks in the index",
         needs=CALLS,
         check=accounting.events_replay_index,
+    ),
+    Property(
+        id="events-self-consistent",
+        family="events",
+        promise="A call reports a key as removed, or as stored, once for each block that lost it, or got it.",
+        why="A consumer that is told of a removal must be able to forget the key.",
+        source="vllm#49125; cache_full_blocks and cache_partial_block in vllm/v1/core/block_pool.py (0.26.0)",
+        statement="for each call without a clear, each (group, key): removed = |{b : held it before and not after, or was "
+        "taken anew}|, stored = |{b : holds it after and did not before, or was taken anew}|",
+        needs=CALLS,
+        check=accounting.events_self_consistent,
     ),
 )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
-from hitproof.model import BadInput, HarnessFault, Target, Trace
+from hitproof.model import RELEASES, BadInput, HarnessFault, Target, Trace
 from hitproof.properties.registry import property_of
 from hitproof.properties.story import Story
 from hitproof.replay.counterexample import Sighting
@@ -45,3 +46,15 @@ def status_of(sightings: Sequence[Sighting]) -> str:
     if any(s.verdict == "not reproduced" for s in real):
         return "model wrong"
     return "unconfirmed"
+
+
+def spans(sightings: Sequence[Sighting], target: str = "manager (core)") -> list[str]:
+    """Runs of neighbouring releases with one verdict on ``target``: ``0.19.1 to 0.28.0 reproduced``."""
+    tried = [s for s in sightings if s.target == target]
+    tried.sort(key=lambda s: RELEASES.index(s.version) if s.version in RELEASES else len(RELEASES))
+    found = []
+    for verdict, group in groupby(tried, key=lambda s: s.verdict):
+        versions = [s.version for s in group]
+        span = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+        found.append(f"{span} {verdict}")
+    return found

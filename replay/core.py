@@ -35,17 +35,26 @@ EXECUTED = frozenset(
         "vllm.utils.hashing",
         "vllm.utils.math_utils",
         "vllm.v1.core.block_pool",
+        "vllm.v1.core.encoder_cache_manager",
         "vllm.v1.core.kv_cache_coordinator",
         "vllm.v1.core.kv_cache_manager",
         "vllm.v1.core.kv_cache_metrics",
         "vllm.v1.core.kv_cache_utils",
+        "vllm.v1.core.sched",
+        "vllm.v1.core.sched.interface",
+        "vllm.v1.core.sched.output",
+        "vllm.v1.core.sched.request_queue",
+        "vllm.v1.core.sched.scheduler",
+        "vllm.v1.core.sched.utils",
         "vllm.v1.core.single_type_kv_cache_manager",
+        "vllm.v1.engine",
         "vllm.v1.hisparse.block_pool",
         "vllm.v1.kv_cache_interface",
         "vllm.v1.kv_cache_layout",
         "vllm.v1.kv_cache_spec_registry",
         "vllm.v1.metrics.cache_hit_source",
         "vllm.v1.metrics.stats",
+        "vllm.v1.outputs",
         "vllm.v1.request",
         "vllm.v1.utils",
     }
@@ -71,13 +80,22 @@ class _Struct:
     """``msgspec.Struct`` as far as plain construction and attribute access go."""
 
     def __init_subclass__(cls, **options: Any) -> None:
+        for name, value in list(vars(cls).items()):
+            if name in cls.__annotations__ and isinstance(value, list | dict | set) and not value:
+                # As msgspec: an empty default is a new one for each object.
+                setattr(cls, name, dataclasses.field(default_factory=type(value)))
         dataclasses.dataclass(cls)
 
 
 class _SamplingParams:
-    """``vllm.sampling_params.SamplingParams(max_tokens=...)``: the defaults that ``Request`` reads."""
+    """``vllm.sampling_params.SamplingParams(max_tokens=...)``: the defaults that ``Request`` and
+    ``check_stop`` read.
+    """
 
-    extra_args = None
+    extra_args = eos_token_id = stop_token_ids = repetition_detection = None
+    logprobs = num_logprobs = prompt_logprobs = structured_outputs = None
+    min_tokens = 0
+    ignore_eos = False
     skip_reading_prefix_cache = False
 
     def __init__(self, *, max_tokens: int) -> None:
@@ -86,6 +104,14 @@ class _SamplingParams:
 
 def _nothing(*_: Any, **__: Any) -> None:
     return None
+
+
+def _zero(_model_config: Any) -> int:
+    return 0
+
+
+def _first(features: Any, *_: Any, **__: Any) -> Any:
+    return features
 
 
 def _init_logger(_name: str) -> _Logger:
@@ -113,7 +139,7 @@ SUPPLIED = (
         "vllm.sampling_params.SamplingParams",
         "all",
         _SamplingParams,
-        "Request reads max_tokens and two defaults; all else is an AttributeError",
+        "max_tokens and the defaults that are read; all else is an AttributeError",
     ),
     Supplied(
         "vllm.v1.structured_output.request.StructuredOutputRequest.from_sampling_params",
@@ -126,6 +152,18 @@ SUPPLIED = (
         "0.23.0+",
         _nothing,
         "None is what it returns outside set_current_vllm_config",
+    ),
+    Supplied(
+        "vllm.multimodal.MULTIMODAL_REGISTRY.get_encdec_max_encoder_len",
+        "0.11.1-0.15.1",
+        _zero,
+        "0 is what it returns for a model that is not encoder-decoder",
+    ),
+    Supplied(
+        "vllm.multimodal.utils.strip_covered_mm_data",
+        "0.29.0+",
+        _first,
+        "it returns the list of media features as it is when that is empty, as it always is here",
     ),
     Supplied(
         "vllm.platforms.current_platform.register_custom_kv_cache_specs",

@@ -11,12 +11,13 @@ import attrs
 from hitproof.model import ModelTarget
 from hitproof.replay.engine import EngineTarget
 from hitproof.replay.ladder import RUNGS
-from hitproof.replay.manager_target import ManagerTarget
+from hitproof.replay.manager_target import ManagerTarget, SchedulerTarget
 from hitproof.replay.server import ServerTarget
 
 SEES = {
     "model": ModelTarget().sees,
     "manager": ManagerTarget.sees,
+    "scheduler": SchedulerTarget.sees,
     "engine": EngineTarget.sees,
     "server": ServerTarget.sees,
 }
@@ -48,8 +49,8 @@ MANAGER = "v1/core/kv_cache_manager.py:KVCacheManager"
 POOL = "v1/core/block_pool.py:BlockPool"
 CACHE = "config/cache.py:CacheConfig"
 SCHEDULER = "config/scheduler.py:SchedulerConfig"
-READ_BACK = ("manager", "engine")
-ALL = ("manager", "engine", "server")
+READ_BACK = ("manager", "scheduler", "engine")
+ALL = ("manager", "scheduler", "engine", "server")
 
 NAMES = (
     Name(
@@ -75,7 +76,7 @@ NAMES = (
         model="Manager.lookup",
         vllm=f"{MANAGER}.get_computed_blocks",
         kind="calls",
-        how="called by the adapter; `Lookup.junction` is its third value from 0.26",
+        how="called by the adapter, or by vLLM's scheduler; `Lookup.junction` is its third value from 0.26",
     ),
     Name(
         model="Lookup.blocks",
@@ -87,21 +88,26 @@ NAMES = (
         model="Manager.allocate",
         vllm=f"{MANAGER}.allocate_slots",
         kind="calls",
-        how="called by the adapter; None is a refusal",
+        how="called by the adapter, or by vLLM's scheduler; None is a refusal",
     ),
-    Name(model="Manager.free", vllm=f"{MANAGER}.free", kind="calls", how="called by the adapter"),
+    Name(
+        model="Manager.free",
+        vllm=f"{MANAGER}.free",
+        kind="calls",
+        how="called by the adapter, or by vLLM's scheduler",
+    ),
     Name(
         model="Manager.reset",
         vllm=f"{MANAGER}.reset_prefix_cache",
         kind="calls",
         how="called by the adapter; engine: `LLMEngine.reset_prefix_cache`; server: `POST /reset_prefix_cache`",
-        rungs=("model", "manager", "engine", "server"),
+        rungs=("model", *ALL),
     ),
     Name(
         model="Manager.step",
         vllm=f"{MANAGER}.new_step_starts",
         kind="calls",
-        how="called by the adapter; engine: inside `LLMEngine.step`",
+        how="called by the adapter, or by vLLM's scheduler; engine: inside `LLMEngine.step`",
     ),
     Name(
         model="Observation.events",
@@ -113,7 +119,7 @@ NAMES = (
         model="Request.computed",
         vllm="v1/request.py:Request.num_computed_tokens",
         kind="calls",
-        how="written by the adapter before each call, as vLLM's scheduler would",
+        how="manager: written by the adapter before each call, as vLLM's scheduler would",
     ),
     Name(
         model="Snapshot.ref_count",
@@ -201,7 +207,7 @@ NAMES = (
         vllm=f"{SCHEDULER}.max_num_seqs",
         kind="settings",
         how="engine: read back; server: `/server_info`, where it is offered",
-        rungs=("engine", "server"),
+        rungs=("scheduler", "engine", "server"),
     ),
     Name(
         model="CacheConfig.max_model_len",

@@ -277,6 +277,11 @@ def write_whole(path: Path, text: str) -> None:
         ) from None
 
 
+def rewrite(path: Path, found: Counterexample) -> None:
+    """Put ``found`` in the place of the file that it was read from, whole or not at all."""
+    write_whole(path, json.dumps(found.to_json(), indent=2) + "\n")
+
+
 def check_folder(folder: Path) -> None:
     """BadInput if files could not be stored in ``folder``, which need not exist yet."""
     try:

@@ -18,7 +18,7 @@ from hitproof.properties.story import Story
 from hitproof.replay.engine import EngineTarget
 from hitproof.replay.scale import KERNEL_BLOCK, fitting
 
-RUNGS = ("model", "manager", "engine", "server")
+RUNGS = ("model", "manager", "scheduler", "engine", "server")
 """From the abstract state machine to a live server."""
 
 Verdict = Literal[
@@ -47,6 +47,13 @@ TOLERANCES = (
         rung="manager",
         what="nothing",
         why="the same scheduler drives vLLM's manager and the model",
+        rule="hits and outcomes of all requests are equal",
+    ),
+    Tolerance(
+        rung="scheduler",
+        what="nothing; EAGLE is refused",
+        why="the op list, the token budget and one step at a time leave vLLM's scheduler no other choice; with EAGLE it "
+        "would schedule draft tokens",
         rule="hits and outcomes of all requests are equal",
     ),
     Tolerance(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from hitproof.model import Event, ManagerFault, ModelManager, Scheduler, Snapshot
+from hitproof.model import Event, ManagerFault, ModelManager, Observation, Run, Scheduler, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -154,6 +154,38 @@ def conform(trace: Trace, real: Manager) -> Conformance:
             ),
         )
     return Conformance(calls=lockstep.calls, divergence=None)
+
+
+def compare(model: Run, real: Run) -> Conformance:
+    """Compare two runs of one trace, made apart, observation by observation and then as wholes.
+
+    In 0.19.0 to 0.20.2 the scheduler asks the admission gate before it tells the manager how many
+    tokens it would compute: where the gate refuses, ``new_tokens`` of the real side is 0, unseen.
+    """
+    for i, (ours, theirs) in enumerate(zip(model.observations, real.observations, strict=False)):
+        refused = theirs.call == "allocate" and theirs.must_fit and not theirs.ok
+        for field in attrs.fields(Observation):
+            left, right = getattr(ours, field.name), getattr(theirs, field.name)
+            if field.name == "events":
+                left, right = canonical(left), canonical(right)
+            if left != right and not (field.name == "new_tokens" and refused and right == 0):
+                return _differs(i, ours, field.name, left, right)
+    calls = min(len(model.observations), len(real.observations))
+    last = model.observations[calls - 1] if calls else Observation(op=0, call="step")
+    following = [run.observations[calls : calls + 1] for run in (model, real)]
+    if following[0] != following[1]:
+        return _differs(calls, last, "next call", *following)
+    for name in ("requests", "stuck"):
+        if getattr(model, name) != getattr(real, name):
+            return _differs(calls, last, name, getattr(model, name), getattr(real, name))
+    return Conformance(calls=calls, divergence=None)
+
+
+def _differs(at: int, seen: Observation, field: str, model: object, real: object) -> Conformance:
+    divergence = Divergence(
+        call_index=at, op=seen.op, call=seen.call, field=field, model=repr(model), real=repr(real)
+    )
+    return Conformance(calls=at, divergence=divergence)
 
 
 @attrs.frozen(kw_only=True, slots=True)

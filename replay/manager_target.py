@@ -1,11 +1,13 @@
-"""``ManagerTarget``: runs traces on vLLM's real ``KVCacheManager``, in a worker process of its own."""
+"""``ManagerTarget`` and ``SchedulerTarget``: run traces on vLLM's real ``KVCacheManager``, or on its
+real ``Scheduler`` with the manager inside, in a worker process of their own.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import ClassVar, Literal, Self, cast
 
 from hitproof.model import Run, Trace, under
 from hitproof.replay.lockstep import Conformance
@@ -25,6 +27,7 @@ class ManagerTarget:
     """
 
     sees = frozenset({"hits", "calls", "state"})
+    height: ClassVar[str] = "manager"
 
     def __init__(
         self,
@@ -37,11 +40,11 @@ class ManagerTarget:
     ) -> None:
         self.tree = tree
         self.record = record
-        self.name = f"manager ({loader})"
+        self.name = f"{self.height} ({loader})"
         self.version = tree.version
         self._worker = Worker(
             "hitproof.replay.manager_worker",
-            (str(tree.root), loader, self.name, self.version),
+            (str(tree.root), loader, self.height, self.name, self.version),
             name=f"{self.name} {self.version}",
             python=python or sys.executable,
             timeout_s=timeout_s,
@@ -67,8 +70,20 @@ class ManagerTarget:
         """End the worker."""
         self._worker.close()
 
-    def __enter__(self) -> ManagerTarget:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class SchedulerTarget(ManagerTarget):
+    """The same, with vLLM's own ``Scheduler`` deciding who runs and for how many tokens.
+
+    EAGLE is refused: a real scheduler would schedule draft tokens.
+    """
+
+    height = "scheduler"
+
+
+HEIGHTS: dict[str, type[ManagerTarget]] = {"manager": ManagerTarget, "scheduler": SchedulerTarget}

@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import attrs
 
-from hitproof.model import NULL, Abort, CacheConfig, ModelTarget, Observation, Snapshot, Submit
+from hitproof.model import NULL, RELEASES, Abort, CacheConfig, ModelTarget, Observation, Snapshot, Submit
 from hitproof.properties.known import known_for
 from hitproof.properties.registry import property_of
 from hitproof.properties.story import Need, Story
@@ -422,10 +422,23 @@ def _targets(sightings: Sequence[Sighting]) -> tuple[str, ...]:
     alike: dict[Sighting, list[str]] = {}
     for sighting in sightings:
         alike.setdefault(attrs.evolve(sighting, version=""), []).append(sighting.version)
-    lines = [_clean(attrs.evolve(same, version=", ".join(versions)).text) for same, versions in alike.items()]
+    lines = [_clean(attrs.evolve(same, version=_ranges(versions)).text) for same, versions in alike.items()]
     if len(lines) > MOST_TARGETS:
         lines[MOST_TARGETS:] = [f"... {len(lines) - MOST_TARGETS} more left out"]
     return tuple(lines) or ("only this version's model",)
+
+
+def _ranges(versions: Sequence[str]) -> str:
+    """``0.19.0 to 0.20.2, 0.25.0``: three or more releases in a row by their ends."""
+    runs: list[list[str]] = []
+    for version in versions:
+        before = runs[-1][-1] if runs else ""
+        follows = before in RELEASES and version in RELEASES
+        if follows and RELEASES.index(version) == RELEASES.index(before) + 1:
+            runs[-1].append(version)
+        else:
+            runs.append([version])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
 def _state(story: Story, i: int) -> Snapshot:

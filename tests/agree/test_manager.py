@@ -12,6 +12,7 @@ from hitproof.model import (
     Group,
     HarnessFault,
     ModelTarget,
+    Semantics,
     Trace,
     parse_op,
     under,
@@ -20,7 +21,7 @@ from hitproof.model.semantics import parse_release
 from hitproof.replay import env, store
 from hitproof.replay.adapter import ARGUMENTS, METHODS
 from hitproof.replay.lockstep import canonical
-from hitproof.replay.manager_target import ManagerTarget
+from hitproof.replay.manager_target import HEIGHTS, ManagerTarget
 
 pytestmark = pytest.mark.vllm
 
@@ -47,6 +48,12 @@ def trace(*ops, groups=(WINDOW, WINDOW, FULL), **settings):
     return Trace(config=CacheConfig(groups=groups, **settings), ops=tuple(map(parse_op, ops)))
 
 
+def groups_of(release):
+    """Two block sizes, where the release has more than one."""
+    one_size = Semantics.of(release).group_mix == "one_block_size"
+    return (WINDOW, WINDOW, attrs.evolve(FULL, block_size=4) if one_size else FULL)
+
+
 def four_seats(prefix, retention, release):
     """The configuration of a public report: 4 seats in turn, 3 rounds, 5 windows beside 1 full group."""
     ops = []
@@ -68,15 +75,16 @@ def test_core_loader_executes_the_trees_own_files(target, release):
 
 def test_model_agrees_with_the_manager_call_by_call(target):
     """A chat with aborts, a reset, a salt and a LoRA of one name shows no difference."""
-    (found,) = target.conform([trace(*CHAT)])
+    (found,) = target.conform([trace(*CHAT, groups=groups_of(target.version))])
     assert found.divergence is None
     assert found.calls > 40
 
 
 def test_run_shows_what_the_model_shows(target):
     """All observations of a run are the model's, but for the order of removal events."""
-    real = target.run(trace(*CHAT))
-    model = ModelTarget().run(under(trace(*CHAT), target.tree.semantics))
+    chat = trace(*CHAT, groups=groups_of(target.version))
+    real = target.run(chat)
+    model = ModelTarget().run(under(chat, target.tree.semantics))
     assert real.target == "manager (core)"
     assert [tidy(seen) for seen in real.observations] == [tidy(seen) for seen in model.observations]
     assert real.requests == model.requests
@@ -89,7 +97,9 @@ def tidy(observation):
 def test_refused_admission_agrees_with_the_gate_off_and_on(target):
     """A prompt that never fits is refused the same way with and without the full-sequence gate."""
     for gate in (True, False):
-        big = trace("submit a S:70 out=1", "step 6", num_blocks=12, scheduler_reserve_full_isl=gate)
+        groups = groups_of(target.version)
+        settings = {"num_blocks": 12, "scheduler_reserve_full_isl": gate}
+        big = trace("submit a S:70 out=1", "step 6", groups=groups, **settings)
         (found,) = target.conform([big])
         assert found.divergence is None
 
@@ -111,6 +121,8 @@ def test_argument_table_is_what_the_trees_have(release):
     text = {
         "KVCacheManager": ("v1/core/kv_cache_manager.py", "class KVCacheManager:"),
         "KVCacheManager.allocate_slots": ("v1/core/kv_cache_manager.py", "def allocate_slots("),
+        "Scheduler": ("v1/core/sched/scheduler.py", "class Scheduler("),
+        "Request": ("v1/request.py", "class Request"),
         "KVCacheConfig": ("v1/kv_cache_interface.py", "class KVCacheConfig:"),
         "SlidingWindowSpec": ("v1/kv_cache_interface.py", "class SlidingWindowSpec("),
     }
@@ -118,7 +130,7 @@ def test_argument_table_is_what_the_trees_have(release):
     for row in ARGUMENTS:
         file, start = text[row.api]
         body = (root / file).read_text().partition(start)[2].partition("\n    def ")
-        if row.api == "KVCacheManager":
+        if row.api in ("KVCacheManager", "Scheduler", "Request"):
             body = body[2].partition(") -> None:")
         has = f"{row.name}:" in body[0].partition("->")[0]
         assert has == named(row.releases, release), (row.name, release)
@@ -127,6 +139,10 @@ def test_argument_table_is_what_the_trees_have(release):
 def test_method_table_is_what_the_trees_have(release):
     """The releases named in ``METHODS`` are those whose files have it."""
     text = {
+        "KVCacheManager.new_step_starts": ("v1/core/kv_cache_manager.py", "def new_step_starts("),
+        "ModelRunnerOutput.sampled_token_ids": ("v1/outputs.py", "sampled_token_ids: list[np.ndarray]"),
+        "BlockStored.lora_name": ("distributed/kv_events.py", "lora_name: str | None"),
+        "BlockStored.extra_keys": ("distributed/kv_events.py", "extra_keys: list[tuple["),
         "KVCacheManager.can_fit_full_sequence": ("v1/core/kv_cache_manager.py", "def can_fit_full_sequence("),
         "KVCacheManager.get_computed_blocks": (
             "v1/core/kv_cache_manager.py",
@@ -142,6 +158,7 @@ def test_method_table_is_what_the_trees_have(release):
             "envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL",
         ),
         "BlockHashListWithBlockSize": ("v1/core/kv_cache_utils.py", "base = idx * self.scale_factor"),
+        "Scheduler.block_size": ("v1/core/sched/scheduler.py", "hash_block_size=self.block_size"),
         "BlockStored.group_idx": ("distributed/kv_events.py", "group_idx: int | None"),
     }
     root = store.add(release).root / "vllm"
@@ -218,13 +235,17 @@ def test_changed_rule_of_a_fork_is_found(fork):
 
 
 @pytest.mark.engine
-def test_core_loader_equals_the_full_import():
+@pytest.mark.parametrize("height", HEIGHTS)
+def test_core_loader_equals_the_full_import(height):
     """The stand-ins change nothing: runs under both loaders are equal, observation by observation."""
     given = os.environ.get("HITPROOF_VLLM_PYTHON")
     python = env.python(given=given) if given else env.make(progress=print)
     tree = store.add(env.NEWEST_CPU)
-    with ManagerTarget(tree) as core, ManagerTarget(tree, "env", python, timeout_s=300) as full:
+    kind = HEIGHTS[height]
+    with kind(tree) as core, kind(tree, "env", python, timeout_s=300) as full:
         assert full.probe()["loader"] == "env"
         varied = [random_trace(seed, tree.semantics) for seed in range(40)]
         for chat in (trace(*CHAT), trace(*CHAT, use_eagle=True), trace(*CHAT, num_blocks=24), *varied):
+            if height == "scheduler" and chat.config.use_eagle:
+                continue
             assert attrs.evolve(core.run(chat), target="") == attrs.evolve(full.run(chat), target="")

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "counterexamples"
 
 @pytest.mark.parametrize("name", ["CE-0001", "CE-0015"])
 def test_climb_to_the_engine(monkeypatch, capsys, name):
-    """Model, manager (imported whole from the environment) and engine agree at scale, all of one release."""
+    """Model, manager and scheduler (imported whole from the environment) and engine agree at scale, all of one release."""
     env.make(progress=print)
     capsys.readouterr()
     words = (
@@ -37,6 +37,7 @@ def test_climb_to_the_engine(monkeypatch, capsys, name):
     assert [(each["rung"], each["target"], each["version"], each["verdict"]) for each in found] == [
         ("model", "model", env.NEWEST_CPU, "as expected"),
         ("manager", "manager (env)", env.NEWEST_CPU, "as expected"),
+        ("scheduler", "scheduler (env)", env.NEWEST_CPU, "as expected"),
         ("engine", "engine", env.NEWEST_CPU, "as expected"),
     ]
-    assert [[row["observed"] for row in each["rows"]] for each in found] == [["0", "0", "0"]] * 3
+    assert [[row["observed"] for row in each["rows"]] for each in found] == [["0", "0", "0"]] * 4

@@ -35,12 +35,12 @@ def test_each_trace_breaks_the_promise_that_names_it(name):
 
 
 @pytest.mark.parametrize(
-    "known", {(k.report, k.since, k.when): k for k in KNOWN}.values(), ids=lambda k: k.when
+    "known", {(k.report, k.since, k.because): k for k in KNOWN}.values(), ids=lambda k: k.when
 )
 def test_each_known_violation_is_shown(known):
-    """For each report and condition, some stored trace breaks one of its promises."""
-    assert (known.report, known.since, known.when) in {
-        (k.report, k.since, k.when) for k in SHOWN if k is not None
+    """For each report and reason, some stored trace breaks one of its promises."""
+    assert (known.report, known.since, known.because) in {
+        (k.report, k.since, k.because) for k in SHOWN if k is not None
     }
 
 

@@ -32,7 +32,7 @@ FORMS = "submit REQUEST SPAN... [out=N] [salt=S] [lora=NAME[@PATH]] [priority=N]
 NUMBER = "is not a whole number; write an integer of at least"
 NAMES = "use letters, digits, '_', '.' and '-', at most 100"
 RELEASE = "not a vLLM release; write it as X.Y.Z, for example 0.33.0"
-OUTSIDE = "not modelled; the model describes vLLM 0.19.0 to 0.33.0: name one of those releases"
+OUTSIDE = "not modelled; the model describes vLLM 0.11.1 to 0.33.0: name one of those releases"
 CASE = {
     "schema": 1,
     "name": "case",
@@ -155,7 +155,7 @@ FIELDS = [
     ("config/semantics", "0.25.0rc1", f"config: semantics '0.25.0rc1': {RELEASE}"),
     ("config/semantics", "0.\u0662\u0665.0", f"config: semantics '0.\u0662\u0665.0': {RELEASE}"),
     ("config/semantics", "1.0.0", f"config: semantics '1.0.0': {OUTSIDE}"),
-    ("config/semantics", "0.18.1", f"config: semantics '0.18.1': {OUTSIDE}"),
+    ("config/semantics", "0.11.0", f"config: semantics '0.11.0': {OUTSIDE}"),
     ("config/semantics", 0.25, "config: semantics must be a release such as '0.33.0', not 0.25"),
     (
         "config/retention_interval",
@@ -361,14 +361,14 @@ COMMANDS = [
         ": .: not a vLLM source tree: it has no vllm/v1/core/kv_cache_manager.py",
     ),
     ("run trace --target manager --vllm ~nobody-here", f": ~nobody-here: no such folder; {TREE}"),
-    ("run trace --target manager --vllm 0.18.0", f": semantics '0.18.0': {OUTSIDE}"),
+    ("run trace --target manager --vllm 0.11.0", f": semantics '0.11.0': {OUTSIDE}"),
     (
         "run trace --target engine --vllm-python nope",
         ": --vllm-python nope: not an interpreter; give the path of a python with vLLM",
     ),
     (
         "run trace --vllm-python python",
-        ": --vllm-python: for --target manager or engine, not model; remove it",
+        ": --vllm-python: for a real vLLM, not for --target model; remove it",
     ),
     ("run trace --device cuda", ": --device cuda: for --target engine only, not model; remove it"),
     (
@@ -386,7 +386,7 @@ COMMANDS = [
         ": http://127.0.0.1:9: no server answers: [Errno 111] Connection refused; start one, for example `hitproof serve-tiny`",
     ),
     ("replay trace --url http://127.0.0.1:9", ": --url: for --target server only, not manager; remove it"),
-    ("hunt --semantics 0.18.0", f": semantics '0.18.0': {OUTSIDE}"),
+    ("hunt --semantics 0.11.0", f": semantics '0.11.0': {OUTSIDE}"),
     ("hunt --budget 0", f" hunt: Invalid value for --budget: '0': {BUDGET}"),
     ("hunt --budget nan", f" hunt: Invalid value for --budget: 'nan': {BUDGET}"),
     ("hunt --budget -5s", f" hunt: Invalid value for --budget: '-5s': {BUDGET}"),
@@ -444,7 +444,7 @@ def test_unknown_property_lists_all(hitproof, line):
     code, message = hitproof(*line.split())
     assert code == 2
     assert message.startswith("hitproof: property 'nope': no such property; known: hit-survives-half-pool, ")
-    assert message.endswith(", events-replay-index\n")
+    assert message.endswith(", events-self-consistent\n")
 
 
 def test_cache_folder_that_is_a_file(hitproof, monkeypatch):
@@ -482,7 +482,7 @@ def test_file_is_never_overwritten_nor_half_written(tmp_path):
             f"hitproof: file: config: {BLOCKS.removeprefix('config: ')}1000000000000 is too large; "
             "it must be at most 10000000\n",
         ),
-        (["hunt", "--semantics", "0.18.0"], f"hitproof: semantics '0.18.0': {OUTSIDE}\n"),
+        (["hunt", "--semantics", "0.11.0"], f"hitproof: semantics '0.11.0': {OUTSIDE}\n"),
         (
             ["run", "--vllm"],
             "hitproof: Option '--vllm' requires an argument; see `hitproof --help`\n",

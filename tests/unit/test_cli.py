@@ -84,7 +84,7 @@ def test_properties_are_listed_for_machines(hitproof):
     """All 25 promises, with their formal statements."""
     code, out = hitproof("properties", "--json")
     assert code == 0
-    assert len([p for p in json.loads(out) if p["statement"]]) == 25
+    assert len([p for p in json.loads(out) if p["statement"]]) == 27
 
 
 def test_completion_prints_a_script(hitproof):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hitproof.cli import common
 from hitproof.cli import main as cli
 from hitproof.model import CacheConfig, Group, HarnessFault, ModelTarget, Trace, parse_op
 from hitproof.properties.verdict import Finding
@@ -55,7 +56,7 @@ MANAGER = f"{FAULT}manager (core) 0.32.0: "
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     """A function that makes a source tree whose manager module is ``code``; calls may take 2 s."""
-    monkeypatch.setattr("hitproof.cli.common.ManagerTarget", functools.partial(ManagerTarget, timeout_s=2))
+    monkeypatch.setitem(common.HEIGHTS, "manager", functools.partial(ManagerTarget, timeout_s=2))
 
     def make(code):
         file = tmp_path / "fork/vllm/v1/core/kv_cache_manager.py"
