@@ -35,7 +35,6 @@ class EngineTarget:
     that is no package there. ``arguments`` and ``variables`` are further arguments of ``LLM`` and environment variables of the worker.
     """
 
-    name = "engine"
     sees = frozenset({"hits"})
 
     def __init__(
@@ -48,6 +47,7 @@ class EngineTarget:
         arguments: Mapping[str, Any] | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
+        self.name = "engine" if device == "cpu" else f"engine ({device})"
         self.python = python
         self.device = device
         self.timeout_s = timeout_s

@@ -86,11 +86,17 @@ class Engine:
         try:
             from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
             from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
+            from vllm.platforms import current_platform  # type: ignore[import-not-found]
         except Exception as error:
             raise BadInput(
                 f"engine: this interpreter cannot import vLLM: {error}; `hitproof vllm env` makes one that can "
                 "(torchvision, torchaudio and torchcodec are not needed: remove one that does not match torch)"
             ) from None
+        if current_platform.device_type != device:
+            raise BadInput(
+                f"--device {device}: this interpreter's vLLM runs on {current_platform.device_type or 'no device here'}; "
+                "give one that runs there with --vllm-python"
+            )
         self._sampling = SamplingParams
         arguments = engine_arguments(config, model, device) | extra
         if RETENTION not in {field.name for field in dataclasses.fields(EngineArgs)}:

@@ -72,9 +72,10 @@ class TinyServer:
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         try:
-            self._wait(timeout_s, progress)
+            self._wait(config, timeout_s, progress)
         except BaseException:
             self.close()
             raise
@@ -84,11 +85,16 @@ class TinyServer:
         for line in self._process.stdout:
             self._tail.append(line.rstrip())
 
-    def _wait(self, timeout_s: float, progress: Callable[[str], None]) -> None:
+    def _wait(self, config: CacheConfig, timeout_s: float, progress: Callable[[str], None]) -> None:
         until = time.monotonic() + timeout_s
         while True:
             if self._process.poll() is not None:
-                time.sleep(0.2)
+                self._reader.join(timeout=5)
+                if any("at least one request" in line for line in self._tail):
+                    raise BadInput(
+                        f"config: num_blocks {config.num_blocks} cannot hold one request of max_model_len "
+                        f"{config.max_model_len}: raise num_blocks or lower max_model_len"
+                    )
                 raise HarnessFault(
                     f"the server ended while starting (exit status {self._process.returncode}); "
                     "end of its output:\n" + "\n".join(self._tail)

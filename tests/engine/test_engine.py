@@ -225,6 +225,14 @@ def test_other_block_size_is_refused(engine: EngineTarget) -> None:
         engine.run(trace(small(window(16), full(16)), "submit a S:90", "drain"))
 
 
+def test_device_that_vllm_does_not_run_on_is_refused(engine: EngineTarget) -> None:
+    """A CPU build asked for CUDA says so, and claims no run on a GPU."""
+    with EngineTarget(engine.python, device="cuda") as cuda:
+        assert cuda.name == "engine (cuda)"
+        with pytest.raises(BadInput, match="--device cuda: this interpreter's vLLM runs on cpu; give one"):
+            cuda.run(trace(TIGHT, "submit a S:90", "drain"))
+
+
 def test_pool_too_small_is_refused(engine: EngineTarget) -> None:
     """A pool that cannot hold one request of max_model_len is refused with what to change."""
     with pytest.raises(BadInput, match="num_blocks 10 cannot hold one request of max_model_len 512: raise"):

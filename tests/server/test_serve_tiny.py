@@ -8,7 +8,7 @@ import pytest
 
 from hitproof.cli.main import main
 from hitproof.cli.serve import DEFAULT
-from hitproof.model import CacheConfig, Group, HarnessFault, under
+from hitproof.model import BadInput, CacheConfig, Group, HarnessFault, under
 from hitproof.replay.counterexample import Counterexample
 from hitproof.replay.serve_tiny import TinyServer, flags
 
@@ -48,6 +48,12 @@ def test_server_that_ends_while_starting(python):
     """Its exit status and its last words are the message."""
     with pytest.raises(HarnessFault, match=r"ended while starting \(exit status 7\).*\nno such model"):
         TinyServer(DEFAULT, python("echo no such model; exit 7"))
+
+
+def test_pool_too_small_is_bad_input(python):
+    """What vLLM refuses at start is said as on the engine rung."""
+    with pytest.raises(BadInput, match="num_blocks 400 cannot hold one request of max_model_len 2048: raise"):
+        TinyServer(DEFAULT, python("echo ValueError: To serve at least one request with; exit 1"))
 
 
 def test_server_that_does_not_answer(python, tmp_path):
