@@ -86,6 +86,18 @@ for _name in (
     "gelu_fast",
     "gelu_quick",
     "gelu_tanh",
+    "rotary_embedding",
+    "fused_add_rms_norm",
+    "fused_qk_norm_rope",
+    "static_scaled_fp8_quant",
+    "dynamic_scaled_fp8_quant",
+    "dynamic_per_token_scaled_fp8_quant",
+    "rms_norm_static_fp8_quant",
+    "fused_add_rms_norm_static_fp8_quant",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_per_block_quant",
+    "silu_and_mul_quant",
+    "silu_and_mul_per_block_quant",
 ):
     _LIBRARY.define(f"{_name}(Tensor! out, Tensor input) -> ()")
 ''',
@@ -93,8 +105,8 @@ for _name in (
 """hitproof's stand-in for FlashAttention's compiled extension: it lets vLLM be imported."""
 ''',
 }
-"""Files written over vLLM's: capability questions are answered with no; operators are declared, for
-layers that look them up when they are built, without an implementation, so that a call raises."""
+"""Files beside vLLM's: capability questions are answered with no; operators are declared, for layers and
+compiler passes that look them up when they are built, without an implementation, so that a call raises."""
 
 
 def make(folder: Path, release: str, python: str, say: Callable[[str], None]) -> dict[str, Any]:

@@ -52,10 +52,15 @@ print(json.dumps(out))
 NATIVE = {
     "attention_backend": "TRITON_ATTN",
     "compilation_config": {"mode": 0, "custom_ops": ["none"]},
+    "kernel_config": {
+        "ir_op_priority": {"rms_norm": ["native"], "fused_add_rms_norm": ["native"]},
+        "enable_flashinfer_autotune": False,
+        "enable_cutedsl_warmup": False,
+    },
 }
 """Arguments of ``LLM`` for a vLLM without compiled extension: Triton attention, PyTorch's own operators."""
 
-NATIVE_VARIABLES = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+NATIVE_VARIABLES = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "TORCH_COMPILE_DISABLE": "1"}
 
 CONTENT = (
     "submit a S:90 out=4",
@@ -70,6 +75,9 @@ CONTENT = (
 )
 """The corpus is about lost hits; these requests have some, so that contents are compared."""
 
+CONTENT_CONFIG = "CE-0002"
+"""The case whose config, and engine, they use."""
+
 
 def traces() -> Iterator[tuple[str, str, Trace]]:
     """Name, property and trace of everything to replay, scaled to blocks that kernels take."""
@@ -77,8 +85,8 @@ def traces() -> Iterator[tuple[str, str, Trace]]:
         factor = fitting(case.trace)
         name = case.name + (f" x{factor}" if factor > 1 else "")
         yield name, case.finding.property_id, scaled(case.trace, factor)
-    first = next(case for case in stored(ROOT / "counterexamples") if case.name == "CE-0002")
-    yield "contents of hits", "", Trace(config=first.trace.config, ops=tuple(map(parse_op, CONTENT)))
+        if case.name == CONTENT_CONFIG:
+            yield "contents of hits", "", Trace(config=case.trace.config, ops=tuple(map(parse_op, CONTENT)))
 
 
 def facts(python: Path) -> dict[str, Any]:
@@ -109,16 +117,22 @@ def run(args: argparse.Namespace) -> int:
                     continue
                 report["rows"].append(_row(name, trace, property_id, target))
                 print(_line(report["rows"][-1]), flush=True)
+                _write(report, todo, started, args.out)
     except BadInput as error:
         report["could_not"].append(str(error))
-    ran = {row["name"] for row in report["rows"]}
-    report["not_run"] = [name for name, _, _ in todo if name not in ran]
-    report["seconds"] = round(time.monotonic() - started, 1)
-    write_whole(args.out / "gpu-check.json", json.dumps(report, indent=2) + "\n")
-    write_whole(args.out / "gpu-check.txt", table(report))
+    _write(report, todo, started, args.out)
     print(table(report), end="")
     codes = {row["exit_code"] for row in report["rows"] if row["verdict"] != "not reproduced"}
     return next((code for code in (1, 3) if code in codes), 2 if report["not_run"] else 0)
+
+
+def _write(report: dict[str, Any], todo: list[tuple[str, str, Trace]], started: float, out: Path) -> None:
+    """Both files, as far as it is: a run that is cut off loses one case."""
+    ran = {row["name"] for row in report["rows"]}
+    report["not_run"] = [name for name, _, _ in todo if name not in ran]
+    report["seconds"] = round(time.monotonic() - started, 1)
+    write_whole(out / "gpu-check.json", json.dumps(report, indent=2) + "\n")
+    write_whole(out / "gpu-check.txt", table(report))
 
 
 def _check(has: dict[str, Any], args: argparse.Namespace) -> None:
@@ -134,7 +148,7 @@ def _check(has: dict[str, Any], args: argparse.Namespace) -> None:
 def _target(args: argparse.Namespace, folder: Path, report: dict[str, Any]) -> EngineTarget:
     """The engine of the interpreter's vLLM, or of the bundle's."""
     if args.bundle is None:
-        return EngineTarget(args.python, device=args.device)
+        return EngineTarget(args.python, device=args.device, timeout_s=args.case_limit)
     manifest = unpack(args.bundle, folder)
     report["stand_ins"] = manifest["stand_ins"]
     report["could_not"] += [
@@ -144,6 +158,7 @@ def _target(args: argparse.Namespace, folder: Path, report: dict[str, Any]) -> E
     return EngineTarget(
         args.python,
         device=args.device,
+        timeout_s=args.case_limit,
         version=manifest["release"],
         arguments=NATIVE,
         variables=NATIVE_VARIABLES | {"PYTHONPATH": str(folder)},
@@ -190,6 +205,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runner.add_argument("--bundle", type=Path, help="folder that `bundle` made, for a machine without vLLM")
     runner.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     runner.add_argument("--out", type=Path, default=Path("."), help="folder for the two files")
+    runner.add_argument(
+        "--case-limit", type=int, default=180, help="seconds for an engine's start, and for a run"
+    )
     runner.add_argument("--limit", type=int, default=540, help="start no case after so many seconds")
     bundler = verbs.add_parser("bundle", help="make a bundle (needs a network)")
     bundler.add_argument("folder", type=Path)

@@ -96,6 +96,7 @@ def model_config(config: CacheConfig) -> dict[str, Any]:
             "head_dim": HEAD * max(sizes) // size["sliding_window"],
             "global_head_dim": HEAD * max(sizes) // size["full"],
             "hidden_size_per_layer_input": 0,
+            "allow_global_per_layer_attribute_access": True,
         }
     if other == "chunked_local":
         if ratio > 1:

@@ -134,7 +134,8 @@ def test_traces_have_blocks_that_kernels_take():
     found = list(gpu_check.traces())
     assert len(found) >= 17
     assert all(group.block_size % 32 == 0 for _, _, trace in found for group in trace.config.groups)
-    assert [hit for hit in ModelTarget().run(found[-1][2]).hits if hit]
+    contents = next(trace for name, _, trace in found if name == "contents of hits")
+    assert sum(1 for hit in ModelTarget().run(contents).hits if hit) >= 3
 
 
 @pytest.fixture
