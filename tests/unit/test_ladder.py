@@ -283,3 +283,19 @@ def test_scaled_case_is_named_by_its_scale(hitproof, tmp_path):
     code, out = hitproof("replay", "t", "--target", "model", "--scale", "fit")
     assert (code, out.splitlines()[0]) == (0, "t x8 on model 0.25.0: as expected")
     assert "  r1          168               0               0" in out
+
+
+def test_interrupt_keeps_what_was_found(hitproof, tmp_path, monkeypatch):
+    """Ctrl-C in the second case: the first is printed and in both files, and the exit code is 130."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(trace().dumps())
+
+    def interrupt(results):
+        raise KeyboardInterrupt
+
+    rung = Rung(hit(2, 4), hit(2, 4), interrupt)
+    monkeypatch.setattr("hitproof.cli.replay.open_target", lambda *a, **k: nullcontext(rung))
+    code, out = hitproof("replay", "a", "b", "--target", "model", "--junit", "j.xml", "--json")
+    assert code == 130
+    assert [each["verdict"] for each in json.loads(out)["replays"]] == ["differs"]
+    assert 'tests="1" failures="1"' in (tmp_path / "j.xml").read_text()
