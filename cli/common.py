@@ -161,6 +161,17 @@ def retention_option(text: str, words: tuple[str, ...], option: str = "--retenti
     )
 
 
+def seconds(text: str) -> float:
+    """``90``, ``90s`` or ``5m`` in seconds."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)", text)
+    value = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0
+    if not 0 < value < 1_000_000:
+        raise click.BadParameter(
+            f"{shown(text)}: write seconds or minutes, for example 60s or 5m", param_hint="--budget"
+        )
+    return value
+
+
 def load_trace(path: Path) -> Trace:
     """The trace of a trace file or of a counterexample file."""
     text = read_text(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +11,9 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
-from hitproof.cli.common import bar, errors, fetch, plain, retention_option
+from hitproof.cli.common import bar, errors, fetch, plain, retention_option, seconds
 from hitproof.fuzz.hunt import Find, Plan, Real, Report, Unlike, Watcher, hunt
-from hitproof.model import BadInput, Semantics, shown
+from hitproof.model import BadInput, Semantics
 from hitproof.model.semantics import NEWEST
 from hitproof.properties.known import Known
 from hitproof.properties.registry import BY_ID, property_of
@@ -26,17 +25,6 @@ from hitproof.replay.store import Tree
 
 DENSE = "0.25.0"
 """The release that stands for dense retention: vllm#48435 was reported against it."""
-
-
-def seconds(text: str) -> float:
-    """``90``, ``90s`` or ``5m`` in seconds."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)", text)
-    value = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0
-    if not 0 < value < 1_000_000:
-        raise click.BadParameter(
-            f"{shown(text)}: write seconds or minutes, for example 60s or 5m", param_hint="--budget"
-        )
-    return value
 
 
 @click.command("hunt")

@@ -12,6 +12,7 @@ import click
 
 from hitproof.cli.bisect import bisect_command
 from hitproof.cli.cases import adopt_command, report_command
+from hitproof.cli.check import check_command
 from hitproof.cli.common import plain
 from hitproof.cli.conform import conform_command
 from hitproof.cli.documents import docs_group
@@ -57,6 +58,7 @@ for command in (
     report_command,
     adopt_command,
     bisect_command,
+    check_command,
     serve_tiny_command,
     probe_command,
     conform_command,

@@ -111,12 +111,17 @@ def _configs(draw: DrawFn, wide: Range) -> CacheConfig:
         return CacheConfig(groups=groups, semantics=wide.semantics, **values)  # type: ignore[arg-type]
     except BadInput:
         # A combination that this release refuses: take its plain neighbour.
-        plain = (
-            Group(kind="sliding_window", block_size=unit, window=unit + 1),
-            Group(kind="full", block_size=unit),
-        )
         kept = {
             name: values[name]
             for name in ("num_blocks", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
         }
+        if wide.retention == "dense":
+            kept["retention_interval"] = None
+        if wide.retention.isdecimal():
+            kept["retention_interval"] = interval = int(wide.retention)
+            unit = next((size for size in (8, 4, 3, 2) if interval % size == 0), 1)
+        plain = (
+            Group(kind="sliding_window", block_size=unit, window=unit + 1),
+            Group(kind="full", block_size=unit),
+        )
         return CacheConfig(groups=plain, semantics=wide.semantics, **kept)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import hypothesis
@@ -13,7 +14,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from hitproof.fuzz.draw import Range
 from hitproof.fuzz.machine import machine_for
-from hitproof.model import ModelTarget, Run, Trace
+from hitproof.fuzz.random_traces import random_trace
+from hitproof.model import BadInput, ModelTarget, Run, Trace
+from hitproof.model.config import DEFAULT
 from hitproof.properties.known import known_for
 from hitproof.properties.registry import BY_ID
 from hitproof.properties.story import Story
@@ -32,7 +35,7 @@ class Slice:
     """One piece of search work: plain data, so that it can cross to a worker process.
 
     ``examples`` bounds it by count, ``seconds`` by time; the first violation ends it. Known
-    violations of ``skip_known`` are passed over.
+    violations of ``skip_known`` are passed over. ``plain``: random traces instead of the machine's.
     """
 
     wide: Range
@@ -41,6 +44,7 @@ class Slice:
     seconds: float
     examples: int = 1_000_000
     skip_known: frozenset[str] = frozenset()
+    plain: bool = False
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -72,7 +76,26 @@ def search(
         if findings or time.monotonic() > deadline:
             raise _Stop
 
-    machine = machine_for(work.wide, run_trace or ModelTarget().run, judge)
+    run = run_trace or ModelTarget().run
+    try:
+        if work.plain:
+            for n in range(work.examples):
+                drawn = random_trace_in(work.wide, work.seed * 1_000_003 + n)
+                if drawn is not None:
+                    judge(Story(run(drawn), run))
+                elif time.monotonic() > deadline:
+                    break
+        else:
+            _machine(work, run, judge)
+    except _Stop:
+        pass
+    trace, findings = found[0] if found else (None, [])
+    return SliceResult(runs=tally.runs, evidence=tally.evidence, trace=trace, findings=tuple(findings))
+
+
+def _machine(work: Slice, run: Callable[[Trace], Run], judge: Callable[[Story], None]) -> None:
+    """Traces made rule by rule, climbing towards pressure on the pool."""
+    machine = machine_for(work.wide, run, judge)
     options = settings(
         max_examples=work.examples,
         stateful_step_count=STEPS,
@@ -87,12 +110,23 @@ def search(
     before = random.getstate()
     try:
         run_state_machine_as_test(hypothesis.seed(work.seed)(machine), settings=options)
-    except _Stop:
-        pass
     finally:
         random.setstate(before)
-    trace, findings = found[0] if found else (None, [])
-    return SliceResult(runs=tally.runs, evidence=tally.evidence, trace=trace, findings=tuple(findings))
+
+
+def random_trace_in(wide: Range, seed: int) -> Trace | None:
+    """The random trace of a seed with the range's retention, and without EAGLE if it has none; None
+    if the release refuses its config then.
+    """
+    trace = random_trace(seed, wide.semantics)
+    changes: dict[str, Any] = {} if wide.eagle else {"use_eagle": False}
+    if wide.retention != "any":
+        word = wide.retention
+        changes["retention_interval"] = int(word) if word.isdecimal() else {"dense": None}.get(word, DEFAULT)
+    try:
+        return attrs.evolve(trace, config=attrs.evolve(trace.config, **changes))
+    except BadInput:
+        return None
 
 
 def _skipped(finding: Finding, trace: Trace, work: Slice) -> bool:
