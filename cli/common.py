@@ -16,11 +16,14 @@ from hitproof.model import BadInput, ModelTarget, Semantics, Target, Trace, show
 from hitproof.replay import env, store
 from hitproof.replay.counterexample import Counterexample, read_text
 from hitproof.replay.engine import EngineTarget
+from hitproof.replay.ladder import RUNGS
 from hitproof.replay.manager_target import HEIGHTS
+from hitproof.replay.server import ServerTarget
 
 errors = Console(stderr=True, highlight=False)
 
-TARGETS = ("model", "manager", "scheduler", "engine")
+ENVIRONMENT = "env"
+"""``--vllm env``: the vLLM that is installed in the environment of `hitproof vllm env`."""
 
 
 def target_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -28,6 +31,7 @@ def target_options(default: str) -> Callable[[Callable[..., Any]], Callable[...,
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
+            click.option("--url", help="For --target server: where it listens, as http://127.0.0.1:8000."),
             click.option(
                 "--device",
                 type=click.Choice(["cpu", "cuda"]),
@@ -43,12 +47,12 @@ def target_options(default: str) -> Callable[[Callable[..., Any]], Callable[...,
             click.option(
                 "--vllm",
                 "vllm",
-                metavar="RELEASE|PATH",
-                help="vLLM release or source tree [default: the trace's release].",
+                metavar="RELEASE|PATH|env",
+                help="vLLM release, source tree, or the environment's own vLLM [default: the trace's release].",
             ),
             click.option(
                 "--target",
-                type=click.Choice(TARGETS),
+                type=click.Choice(RUNGS),
                 default=default,
                 show_default=True,
                 help="What runs it.",
@@ -62,14 +66,26 @@ def target_options(default: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 @contextmanager
 def open_target(
-    name: str, semantics: str, vllm: str | None, python: Path | None, device: str, *, record: bool = True
+    name: str,
+    semantics: str,
+    vllm: str | None,
+    python: Path | None,
+    device: str,
+    url: str | None = None,
+    *,
+    record: bool = True,
 ) -> Iterator[Target]:
     """The chosen target; what it needs is fetched first. ``record``: keep every call's state."""
     if device != "cpu" and name != "engine":
         raise BadInput(f"--device {device}: for --target engine only, not {name}; remove it")
+    if url is not None and name != "server":
+        raise BadInput(f"--url: for --target server only, not {name}; remove it")
+    if python is not None and name in ("model", "server"):
+        raise BadInput(f"--vllm-python: for a real vLLM, not for --target {name}; remove it")
+    if vllm == ENVIRONMENT and name != "server":
+        python = env.python(given=python)
+        vllm = env.release_of(python)
     if name == "model":
-        if python is not None:
-            raise BadInput("--vllm-python: for a real vLLM, not for --target model; remove it")
         yield ModelTarget(None if vllm is None else Semantics.of(vllm).release, record=record)
     elif name in HEIGHTS:
         tree = fetch(semantics if vllm is None else vllm)
@@ -79,10 +95,16 @@ def open_target(
         loader: Literal["core", "env"] = "core" if python is None else "env"
         with HEIGHTS[name](tree, loader, python, record=record) as real:
             yield real
-    else:
+    elif name == "engine":
         interpreter = env.python(env.NEWEST_CPU if vllm is None else vllm, python)
         with EngineTarget(interpreter, device=device) as engine:
             yield engine
+    else:
+        if url is None:
+            raise BadInput("--target server: which one? Give --url, as http://127.0.0.1:8000")
+        if vllm is not None:
+            raise BadInput("--vllm: a server says which vLLM it is; remove it")
+        yield ServerTarget(url)
 
 
 def fetch(spec: str) -> store.Tree:

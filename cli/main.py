@@ -11,14 +11,17 @@ import traceback
 import click
 
 from hitproof.cli.bisect import bisect_command
-from hitproof.cli.cases import adopt_command, replay_command, report_command
+from hitproof.cli.cases import adopt_command, report_command
 from hitproof.cli.check import check_command
 from hitproof.cli.common import plain
 from hitproof.cli.conform import conform_command
 from hitproof.cli.documents import docs_group
 from hitproof.cli.hunt import hunt_command
+from hitproof.cli.probe import probe_command
 from hitproof.cli.promises import properties_command
+from hitproof.cli.replay import replay_command
 from hitproof.cli.run import run_command, scenario_command
+from hitproof.cli.serve import serve_tiny_command
 from hitproof.cli.vllm import vllm_group
 from hitproof.model import BadInput, HarnessFault
 
@@ -56,6 +59,8 @@ for command in (
     adopt_command,
     bisect_command,
     check_command,
+    serve_tiny_command,
+    probe_command,
     conform_command,
     properties_command,
     docs_group,

@@ -22,11 +22,17 @@ from hitproof.replay.counterexample import write_new
 @target_options("model")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def run_command(
-    trace: Path, target: str, vllm: str | None, vllm_python: Path | None, device: str, as_json: bool
+    trace: Path,
+    target: str,
+    vllm: str | None,
+    vllm_python: Path | None,
+    device: str,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Run TRACE (a trace or counterexample file) and print what became of each request."""
     loaded = load_trace(trace)
-    with open_target(target, loaded.config.semantics, vllm, vllm_python, device, record=False) as chosen:
+    with open_target(target, loaded.config.semantics, vllm, vllm_python, device, url, record=False) as chosen:
         run = chosen.run(loaded)
     if as_json:
         click.echo(json.dumps(run_json(run), indent=2))

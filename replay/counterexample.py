@@ -259,15 +259,27 @@ def _write_new(path: Path, text: str) -> bool:
     return True
 
 
-def rewrite(path: Path, found: Counterexample) -> None:
-    """Put ``found`` in the place of the file that it was read from, whole or not at all."""
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` to a file, in place of an older one, whole or not at all."""
+    if not path.name:
+        raise BadInput(f"{path}: not the name of a file; name one")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(json.dumps(found.to_json(), indent=2) + "\n", encoding="utf-8")
-        part.replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
-        part.unlink(missing_ok=True)
-        raise BadInput(f"{path}: cannot write it: {error.strerror or error}") from None
+        raise BadInput(
+            f"{path}: cannot write it: {error.strerror or error}; choose a folder that can be written"
+        ) from None
+
+
+def rewrite(path: Path, found: Counterexample) -> None:
+    """Put ``found`` in the place of the file that it was read from, whole or not at all."""
+    write_whole(path, json.dumps(found.to_json(), indent=2) + "\n")
 
 
 def check_folder(folder: Path) -> None:

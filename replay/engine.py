@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any, cast
 
 from hitproof.model import CacheConfig, HarnessFault, NotModelled, Run, Trace, under
 from hitproof.replay import env, tiny_model
+from hitproof.replay.content import Content
 from hitproof.replay.process import Worker
 
 ENVIRONMENT = {
@@ -28,17 +31,29 @@ class EngineTarget:
 
     The engine is started for the first trace of a config and serves the following traces of the same
     config; another config ends it and starts its own. ``device``: "cpu", or "cuda" with an
-    interpreter that has the CUDA build. ``timeout_s`` bounds a start and a run.
+    interpreter that has the CUDA build. ``timeout_s`` bounds a start and a run. ``version``: of a vLLM
+    that is no package there. ``arguments`` and ``variables`` are further arguments of ``LLM`` and environment variables of the worker.
     """
 
-    name = "engine"
     sees = frozenset({"hits"})
 
-    def __init__(self, python: Path, *, device: str = "cpu", timeout_s: float = 300) -> None:
+    def __init__(
+        self,
+        python: Path,
+        *,
+        device: str = "cpu",
+        timeout_s: float = 300,
+        version: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = "engine" if device == "cpu" else f"engine ({device})"
         self.python = python
         self.device = device
         self.timeout_s = timeout_s
-        self.version = env.release_of(python)
+        self.version = version or env.release_of(python)
+        self._arguments = json.dumps(dict(arguments or {}))
+        self._variables = ENVIRONMENT | dict(variables or {})
         self._config: CacheConfig | None = None
         self._worker: Worker | None = None
 
@@ -57,6 +72,17 @@ class EngineTarget:
             trace=trace, target=self.name, version=self.version, requests=requests, stuck=stuck, fault=fault
         )
 
+    def content(self, trace: Trace, *, overwrite: bool = False) -> Content:
+        """Compare the answers of requests with hits with cold ones. ``overwrite`` seeds the bug that
+        the check must find: noise over the KV cache before each request.
+        """
+        trace = under(trace, self.version)
+        try:
+            return cast("Content", self._serving(trace).call("content", trace.dumps(), overwrite))
+        except HarnessFault:
+            self.close()
+            raise
+
     def _serving(self, trace: Trace) -> Worker:
         """The worker whose engine has the trace's config."""
         if self._worker is not None and self._config == trace.config:
@@ -68,10 +94,10 @@ class EngineTarget:
             tiny_model.write(trace.config, Path(folder))
             self._worker = Worker(
                 "hitproof.replay.engine_worker",
-                (json.dumps(trace.config.to_json()), folder, self.device),
+                (json.dumps(trace.config.to_json()), folder, self.device, self._arguments),
                 name=f"vLLM {self.version} engine",
                 python=self.python,
-                env=ENVIRONMENT,
+                env=self._variables,
                 timeout_s=self.timeout_s,
             )
         self._config = trace.config

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import Any
 
 from hitproof.model import (
@@ -24,26 +23,32 @@ from hitproof.model import (
     Trace,
 )
 from hitproof.model.ops import Abort, Drain, Op, Reset, Step, Submit
-from hitproof.replay.tiny_model import SPECIAL_TOKENS, VOCABULARY
+from hitproof.replay.content import TOP, Content, Heard, compare
+from hitproof.replay.tiny_model import DTYPE
+from hitproof.replay.token_ids import RequestTokens, tokens_of
 
 RETENTION = "prefix_cache_retention_interval"
 """The argument from 0.29; before, it is an environment variable."""
 
 RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 
-_KINDS = {"FullAttentionSpec": "full", "SlidingWindowSpec": "sliding_window"}
+_KINDS = {
+    "FullAttentionSpec": "full",
+    "SlidingWindowSpec": "sliding_window",
+    "ChunkedLocalAttentionSpec": "chunked_local",
+}
 
 
-def handlers(config: str, model: str, device: str) -> dict[str, Callable[..., Any]]:
-    """Start the engine that ``config`` (JSON) asks for; ``run`` runs a trace of that config on it."""
-    engine = Engine(CacheConfig.from_json(json.loads(config)), model, device)
-    return {"run": lambda text: engine.run(Trace.loads(text))}
+def handlers(config: str, model: str, device: str, extra: str) -> dict[str, Callable[..., Any]]:
+    """Start the engine that ``config`` (JSON) asks for, with ``extra`` (JSON) arguments of ``LLM``.
 
-
-def token_id(stream: str, offset: int) -> int:
-    """The token at ``offset`` of ``stream``: an ordinary token of the tiny model."""
-    digest = blake2b(f"{stream}:{offset}".encode(), digest_size=8).digest()
-    return SPECIAL_TOKENS + int.from_bytes(digest, "big") % (VOCABULARY - SPECIAL_TOKENS)
+    ``run`` runs a trace of that config on it, ``content`` compares its answers with cold ones.
+    """
+    engine = Engine(CacheConfig.from_json(json.loads(config)), model, device, json.loads(extra))
+    return {
+        "run": lambda text: engine.run(Trace.loads(text)),
+        "content": lambda text, overwrite: engine.content(Trace.loads(text), overwrite),
+    }
 
 
 def engine_arguments(config: CacheConfig, model: str, device: str) -> dict[str, Any]:
@@ -51,6 +56,7 @@ def engine_arguments(config: CacheConfig, model: str, device: str) -> dict[str, 
     arguments: dict[str, Any] = {
         "model": model,
         "load_format": "dummy",
+        "dtype": DTYPE,
         "skip_tokenizer_init": True,
         "enforce_eager": True,
         "async_scheduling": False,
@@ -75,20 +81,24 @@ def engine_arguments(config: CacheConfig, model: str, device: str) -> dict[str, 
 class Engine:
     """One engine. Each trace runs from an empty cache."""
 
-    def __init__(self, config: CacheConfig, model: str, device: str) -> None:
+    def __init__(self, config: CacheConfig, model: str, device: str, extra: dict[str, Any]) -> None:
         self.config = config
         try:
-            from torch import manual_seed  # type: ignore[import-not-found]
             from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
             from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
+            from vllm.platforms import current_platform  # type: ignore[import-not-found]
         except Exception as error:
             raise BadInput(
                 f"engine: this interpreter cannot import vLLM: {error}; `hitproof vllm env` makes one that can "
                 "(torchvision, torchaudio and torchcodec are not needed: remove one that does not match torch)"
             ) from None
-        self._seed = manual_seed
+        if current_platform.device_type != device:
+            raise BadInput(
+                f"--device {device}: this interpreter's vLLM runs on {current_platform.device_type or 'no device here'}; "
+                "give one that runs there with --vllm-python"
+            )
         self._sampling = SamplingParams
-        arguments = engine_arguments(config, model, device)
+        arguments = engine_arguments(config, model, device) | extra
         if RETENTION not in {field.name for field in dataclasses.fields(EngineArgs)}:
             retention = arguments.pop(RETENTION)
             if retention is not None:
@@ -103,6 +113,9 @@ class Engine:
                 ) from None
             raise BadInput(f"config: the engine refuses it: {error}") from None
         self._engine: Any = self._llm.llm_engine
+        self._results: dict[str, RequestResult] = {}
+        self._heard: dict[str, Heard] = {}
+        self._logprobs: int | None = None
         self._check()
 
     def _check(self) -> None:
@@ -134,17 +147,22 @@ class Engine:
             if asked != got:
                 raise BadInput(f"{what}: the engine has {got}; the trace asks for {asked}")
 
-    def run(self, trace: Trace) -> tuple[tuple[RequestResult, ...], int | None, str]:
+    def run(self, trace: Trace, overwrite: bool = False) -> tuple[tuple[RequestResult, ...], int | None, str]:
         """The requests' results, the op at which a drain was stuck, and what vLLM raised, if anything."""
         self._empty()
-        self._results: dict[str, RequestResult] = {}
-        self._outputs: dict[str, list[int]] = {}
+        self._results = {}
+        self._heard = {}
+        self._tokens = tokens_of(trace)
         self._stuck: int | None = None
         fault = ""
         for i, op in enumerate(trace.ops):
+            if overwrite and isinstance(op, Submit):
+                self._overwrite()
             try:
                 self._do(i, op)
             except AssertionError as error:
+                if not _of_the_manager(error):
+                    raise
                 fault = str(ManagerFault("assertion", str(error)))
             except ValueError as error:
                 if "free blocks" not in str(error):
@@ -154,10 +172,50 @@ class Engine:
                 break
         return tuple(self._results.values()), self._stuck, fault
 
+    def content(self, trace: Trace, overwrite: bool) -> Content:
+        """Compare each finished request that had a hit with the same request on an empty cache.
+
+        ``overwrite`` is the seeded bug: noise goes over the whole KV cache before every submit.
+        """
+        self._logprobs = TOP
+        try:
+            results, _, _ = self.run(trace, overwrite)
+            warm = self._heard
+            found = Content()
+            for op in trace.ops:
+                if not isinstance(op, Submit) or op.request not in {r.id for r in results}:
+                    continue
+                result = next(r for r in results if r.id == op.request)
+                if result.finished and result.hit_tokens:
+                    found = compare(found, result, warm[op.request], self._cold(op))
+            return found
+        finally:
+            self._logprobs = None
+
+    def _cold(self, op: Submit) -> Heard:
+        """What the engine says to the request alone, with nothing cached."""
+        self._empty()
+        self._results, self._heard = {}, {}
+        self._add(op, self._tokens[op.request])
+        while self._engine.has_unfinished_requests():
+            self._step()
+        if self._results[op.request].hit_tokens != 0:
+            raise HarnessFault(f"engine: {op.request}: a hit on an empty cache")
+        return self._heard[op.request]
+
+    def _overwrite(self) -> None:
+        runner = self._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        for cache in runner.kv_caches:
+            cache.uniform_(-1, 1)
+
     def _do(self, i: int, op: Op) -> None:
         match op:
             case Submit():
-                self._submit(i, op)
+                if op.identity.lora is not None:
+                    raise NotModelled(
+                        f"ops[{i}]: {op.request}: the tiny model has no LoRA adapters; remove lora"
+                    )
+                self._add(op, self._tokens[op.request])
             case Step(count=count):
                 for _ in range(count):
                     self._step()
@@ -171,30 +229,20 @@ class Engine:
             case Reset():
                 self._engine.reset_prefix_cache()
 
-    def _submit(self, i: int, op: Submit) -> None:
-        if op.identity.lora is not None:
-            raise NotModelled(f"ops[{i}]: {op.request}: the tiny model has no LoRA adapters; remove lora")
-        ids: list[int] = []
-        for span in op.prompt:
-            if span.stop is None:
-                ids += self._output(i, span.stream[1:])
-            else:
-                ids += [token_id(span.stream, offset) for offset in range(span.start, span.stop)]
-        self._results[op.request] = RequestResult(id=op.request, prompt_tokens=len(ids))
-        prompt: dict[str, Any] = {"prompt_token_ids": ids}
+    def _add(self, op: Submit, tokens: RequestTokens) -> None:
+        self._results[op.request] = RequestResult(id=op.request, prompt_tokens=len(tokens.prompt))
+        prompt: dict[str, Any] = {"prompt_token_ids": list(tokens.prompt)}
         if op.identity.salt is not None:
             prompt["cache_salt"] = op.identity.salt
         parameters = self._sampling(
-            max_tokens=op.output_tokens, temperature=1.0, ignore_eos=True, detokenize=False
+            max_tokens=op.output_tokens,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            allowed_token_ids=[tokens.output_token],
+            logprobs=self._logprobs,
         )
         self._engine.add_request(op.request, prompt, parameters)
-
-    def _output(self, i: int, request: str) -> list[int]:
-        if not self._results[request].finished:
-            raise BadInput(
-                f"ops[{i}]: @{request}: request {request} has not finished here; drain before using its output"
-            )
-        return self._outputs[request]
 
     def _step(self) -> bool:
         """One step; True if it gave any request a token."""
@@ -203,7 +251,14 @@ class Engine:
             result = self._results[output.request_id]
             result.hit_tokens = output.num_cached_tokens
             result.finished = output.finished
-            self._outputs[output.request_id] = list(output.outputs[0].token_ids)
+            said = output.outputs[0]
+            asked = self._tokens[output.request_id].output
+            if tuple(said.token_ids) != asked[: len(said.token_ids)]:
+                raise HarnessFault(f"engine: {output.request_id} generated {said.token_ids}, not {asked}")
+            if said.logprobs is not None:
+                self._heard[output.request_id] = [
+                    {token: heard.logprob for token, heard in at.items()} for at in said.logprobs
+                ]
         return bool(outputs)
 
     def _drain(self, i: int) -> None:
@@ -217,23 +272,28 @@ class Engine:
                 return
 
     def _empty(self) -> None:
-        """Drop what an earlier trace left behind, and make the sampled tokens the same in every run.
-
-        A seed per request would do the latter too, but the CPU build fails on it once a prefill is chunked.
-        """
+        """Drop what an earlier trace left behind."""
         if self._engine.has_unfinished_requests():
             left = [r.id for r in self._results.values() if not r.finished and not r.aborted]
             self._engine.abort_request(left)
         self._engine.step()
         if not self._engine.reset_prefix_cache():
             raise HarnessFault("engine: the prefix cache cannot be emptied between traces")
-        self._seed(0)
+
+
+def _of_the_manager(error: BaseException) -> bool:
+    """Whether vLLM's scheduler or cache manager raised it: an observation. Kernels' complaints are not."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and "/v1/core/" in at.tb_frame.f_code.co_filename.replace(os.sep, "/")
 
 
 def _group(spec: Any) -> str:
     """A group's label, in the trace's words; the spec's own name if the trace has none for it."""
-    name = type(spec).__name__
-    if name not in _KINDS:
-        return f"{name}:{spec.block_size}"
-    window = spec.sliding_window if name == "SlidingWindowSpec" else None
-    return Group(kind=_KINDS[name], block_size=spec.block_size, window=window).label
+    kind = _KINDS.get(type(spec).__name__)
+    if kind is None:
+        return f"{type(spec).__name__}:{spec.block_size}"
+    window = spec.sliding_window if kind == "sliding_window" else None
+    chunk = spec.attention_chunk_size if kind == "chunked_local" else None
+    return Group(kind=kind, block_size=spec.block_size, window=window, chunk=chunk).label

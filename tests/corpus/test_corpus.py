@@ -1,9 +1,12 @@
 """Every stored counterexample, replayed on the model and on real vLLM."""
 
+import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from hitproof.cli import main as cli
 from hitproof.model import ModelTarget, Trace
 from hitproof.properties.registry import BY_ID
 from hitproof.properties.story import Story
@@ -41,6 +44,27 @@ def test_real_vllm_does_what_the_file_says(case):
     for sighting in said:
         with ManagerTarget(store.add(sighting.version)) as target:
             assert sight(case.trace, case.finding.property_id, target) == sighting
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("scale", ["1", "fit"])
+def test_the_corpus_is_the_same_on_every_rung_below_the_engine(scale, monkeypatch, capsys):
+    """Model, manager and scheduler of each case's own release show the same hits, at either scale."""
+    for release in {case.trace.config.semantics for case in CASES}:
+        store.add(release)
+    files = [str(FOLDER / f"{case.name}.json") for case in CASES]
+    words = ["hitproof", "replay", *files, "--until-rung", "scheduler", "--scale", scale, "--json"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit):
+        cli.main()
+    found = json.loads(capsys.readouterr().out)["replays"]
+    eagle = sum(case.trace.config.use_eagle for case in CASES)
+    assert Counter((each["rung"], each["verdict"]) for each in found) == {
+        ("model", "as expected"): len(CASES),
+        ("manager", "as expected"): len(CASES),
+        ("scheduler", "as expected"): len(CASES) - eagle,
+        ("scheduler", "refused"): eagle,
+    }
 
 
 SHOWN = [(case, s) for case in CASES for s in case.sightings if s.target == "engine"]

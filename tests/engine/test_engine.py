@@ -17,7 +17,9 @@ from hitproof.model import (
     Trace,
     parse_op,
 )
+from hitproof.replay.content import TOLERANCE
 from hitproof.replay.engine import EngineTarget
+from hitproof.replay.ladder import replayed
 
 pytestmark = pytest.mark.engine
 
@@ -124,10 +126,10 @@ def test_output_in_prompt(engine: EngineTarget) -> None:
 
 
 def test_output_of_unfinished_request(engine: EngineTarget) -> None:
-    """The output of a request that has not finished is refused, and the engine stays usable."""
-    with pytest.raises(BadInput, match=r"ops\[1\]: @a: request a has not finished here; drain before"):
-        engine.run(trace(TIGHT, "submit a S:90 out=40", "submit b @a out=1"))
-    assert engine.run(trace(TIGHT, "submit a S:90 out=1", "drain")).hits == (0,)
+    """Outputs are the trace's, so a prompt may contain one that is not generated yet."""
+    ops = ("submit a S:90 out=40", "step 2", "submit b S:90 @a u:8 out=1", "drain", "submit c S:90 @a out=1")
+    grown = trace(TIGHT, *ops, "drain")
+    assert engine.run(grown).hits == ModelTarget().run(grown).hits == (0, 64, 128)
 
 
 def test_lora_is_refused(engine: EngineTarget) -> None:
@@ -142,10 +144,76 @@ def test_same_run_twice(engine: EngineTarget) -> None:
     assert engine.run(tried) == engine.run(tried)
 
 
+CONTENT = (
+    "submit a S:90 out=4",
+    "drain",
+    "submit b S:90 u:30 out=6",
+    "submit c S:200 out=40",
+    "step 2",
+    "submit d S:190 salt=x out=2",
+    "drain",
+    "submit e S:190 salt=x v:9 out=5",
+    "drain",
+)
+
+
+def assert_contents(engine: EngineTarget, tried: Trace) -> None:
+    """Answers with hits equal cold ones, and do not once noise lies over the cache."""
+    kept, broken = engine.content(tried), engine.content(tried, overwrite=True)
+    assert kept.requests == broken.requests >= 2
+    assert kept.tokens >= kept.requests
+    assert kept.text("cpu").startswith("hit-content HOLDS: ")
+    assert broken.text("cpu").startswith("hit-content VIOLATED: request ")
+    assert broken.largest > 10 * TOLERANCE["cpu"] > 10 * kept.largest
+
+
+def test_contents_of_hits(engine: EngineTarget) -> None:
+    """Cached blocks answer as computed ones do, token by token; a cache written over is found out."""
+    assert_contents(engine, trace(TIGHT, *CONTENT))
+
+
+def test_content_violation_names_the_request(engine: EngineTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay on an engine that answers from a polluted cache has its own verdict."""
+    content = engine.content
+    monkeypatch.setattr(engine, "content", lambda tried: content(tried, overwrite=True))
+    found = replayed(trace(TIGHT, *CONTENT), engine, "engine")
+    assert (found.verdict, found.exit_code, found.stops) == ("content differs", 1, True)
+    assert found.reason.startswith("request ")
+    assert all(row.same for row in found.rows)
+
+
+def test_content_without_hits_is_vacuous(engine: EngineTarget) -> None:
+    """Nothing compared is no pass."""
+    assert "VACUOUS" in engine.content(trace(TIGHT, "submit a S:90 out=4", "drain")).text("cpu")
+
+
+def test_hit_that_the_engine_cannot_show(engine: EngineTarget) -> None:
+    """A request aborted during its prefill has no output, so its hit is not compared."""
+    ops = (
+        "submit a S:130 out=1",
+        "drain",
+        "submit b S:128 u:300 out=1",
+        "step",
+        "abort b",
+        "submit c S:130",
+        "drain",
+    )
+    found = replayed(trace(TIGHT, *ops), engine, "engine")
+    assert (found.verdict, [row.unseen for row in found.rows]) == ("as expected", [False, True, False])
+    assert "1 of 3 requests show no hit here: they had no output" in found.notes
+
+
 def test_different_block_sizes(engine: EngineTarget) -> None:
     """Groups of different block size are made by different head sizes."""
     config = small(window(32), window(32), full(64), retention_interval=0)
     assert same_hits(engine, trace(config, *random_ops(8))) >= 5
+
+
+def test_chunked_local(engine: EngineTarget) -> None:
+    """Chunked local attention beside full, in a Llama-4 model: the same hits, and the same contents."""
+    config = small(Group(kind="chunked_local", block_size=32, chunk=64), full(), num_blocks=40)
+    assert same_hits(engine, trace(config, *random_ops(9))) >= 5
+    assert_contents(engine, trace(config, *random_ops(9)))
 
 
 def test_other_block_size_is_refused(engine: EngineTarget) -> None:
@@ -155,6 +223,14 @@ def test_other_block_size_is_refused(engine: EngineTarget) -> None:
         match="groups: the engine has window:32/64, full:32; the trace asks for window:16/64, full:16",
     ):
         engine.run(trace(small(window(16), full(16)), "submit a S:90", "drain"))
+
+
+def test_device_that_vllm_does_not_run_on_is_refused(engine: EngineTarget) -> None:
+    """A CPU build asked for CUDA says so, and claims no run on a GPU."""
+    with EngineTarget(engine.python, device="cuda") as cuda:
+        assert cuda.name == "engine (cuda)"
+        with pytest.raises(BadInput, match="--device cuda: this interpreter's vLLM runs on cpu; give one"):
+            cuda.run(trace(TIGHT, "submit a S:90", "drain"))
 
 
 def test_pool_too_small_is_refused(engine: EngineTarget) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hitproof.model import BadInput, CacheConfig, Group, NotModelled
+from hitproof.model import BadInput, CacheConfig, Group, NotModelled, Trace, parse_op
 from hitproof.replay import env, tiny_model
-from hitproof.replay.engine_worker import token_id
+from hitproof.replay.engine import EngineTarget
+from hitproof.replay.token_ids import SPECIAL_TOKENS, VOCABULARY, token_id
 
 
 def window(block_size: int = 32, size: int = 64) -> Group:
@@ -52,11 +53,27 @@ def test_refused(groups: tuple[Group, ...], message: str) -> None:
         tiny_model.model_config(CacheConfig(num_blocks=99, groups=groups))
 
 
-def test_chunked_local_is_refused() -> None:
-    """A kind that no tiny model has is refused by name."""
-    groups = (Group(kind="chunked_local", block_size=32, chunk=64), full())
-    with pytest.raises(NotModelled, match="no tiny model has chunked_local groups"):
-        tiny_model.model_config(CacheConfig(num_blocks=99, groups=groups))
+def chunked(chunk: int, block_size: int = 32) -> Group:
+    return Group(kind="chunked_local", block_size=block_size, chunk=chunk)
+
+
+def test_chunked_local_is_a_llama4() -> None:
+    """Layers without rope are full attention, the others chunked local."""
+    model = tiny_model.model_config(CacheConfig(num_blocks=99, groups=(chunked(64), chunked(64), full())))
+    assert model["architectures"] == ["Llama4ForCausalLM"]
+    assert (model["no_rope_layers"], model["attention_chunk_size"]) == ([1, 1, 0], 64)
+
+
+def test_chunk_that_kernels_lack_is_refused() -> None:
+    """A chunk must be a multiple of the block size."""
+    with pytest.raises(BadInput, match="a multiple of the block size, not 48 with blocks of 32"):
+        tiny_model.model_config(CacheConfig(num_blocks=99, groups=(chunked(48), full())))
+
+
+def test_three_kinds_are_refused() -> None:
+    """No model has windows beside chunks."""
+    with pytest.raises(BadInput, match="no tiny model has chunked_local and sliding_window groups"):
+        tiny_model.model_config(CacheConfig(num_blocks=99, groups=(window(), chunked(64), full())))
 
 
 def test_written_file(tmp_path: Path) -> None:
@@ -70,7 +87,7 @@ def test_written_file(tmp_path: Path) -> None:
 def test_tokens_are_ordinary_and_differ_by_stream() -> None:
     """Token ids avoid the special ones, are the same every time, and differ between streams."""
     first, other = ([token_id(stream, i) for i in range(32)] for stream in ("S", "T"))
-    assert all(tiny_model.SPECIAL_TOKENS <= token < tiny_model.VOCABULARY for token in first + other)
+    assert all(SPECIAL_TOKENS <= token < VOCABULARY for token in first + other)
     assert first == [token_id("S", i) for i in range(32)] != other
 
 
@@ -106,6 +123,14 @@ def test_cache_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("HITPROOF_CACHE", str(tmp_path / "file"))
     with pytest.raises(BadInput, match=r"cannot use the cache: .* set HITPROOF_CACHE"):
         env.make("0.32.0")
+
+
+def test_eagle_is_refused_before_an_engine_starts() -> None:
+    """No tiny model has a draft model."""
+    config = CacheConfig(num_blocks=99, groups=(full(),), use_eagle=True, semantics="0.32.0")
+    target = EngineTarget(Path("none"), version="0.32.0")
+    with pytest.raises(NotModelled, match="no tiny model has a draft model; set use_eagle to false"):
+        target.run(Trace(config=config, ops=(parse_op("drain"),)))
 
 
 def test_own_interpreter(tmp_path: Path) -> None:

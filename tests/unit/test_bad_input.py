@@ -372,8 +372,8 @@ COMMANDS = [
     ),
     ("run trace --device cuda", ": --device cuda: for --target engine only, not model; remove it"),
     (
-        "replay trace",
-        ": trace: not a counterexample file: it needs 'trace' and 'finding'; a trace alone is for `hitproof run`",
+        "replay trace --scale 0",
+        " replay: Invalid value for --scale: '0': write fit or a number from 1 to 1024; see `hitproof replay --help`",
     ),
     (
         "bisect trace",
@@ -400,6 +400,17 @@ COMMANDS = [
         "conform --traces 5 --steps 5",
         " conform: --traces and --steps: give one of the two; see `hitproof conform --help`",
     ),
+    ("replay trace --target server", ": --target server: which one? Give --url, as http://127.0.0.1:8000"),
+    ("replay trace --target server --url nonsense", ": --url 'nonsense': write it as http://127.0.0.1:8000"),
+    (
+        "replay trace --target server --url http://127.0.0.1:9 --vllm 0.32.0",
+        ": --vllm: a server says which vLLM it is; remove it",
+    ),
+    (
+        "replay trace --target server --url http://127.0.0.1:9",
+        ": http://127.0.0.1:9: no server answers: [Errno 111] Connection refused; start one, for example `hitproof serve-tiny`",
+    ),
+    ("replay trace --url http://127.0.0.1:9", ": --url: for --target server only, not manager; remove it"),
     ("hunt --semantics 0.11.0", f": semantics '0.11.0': {OUTSIDE}"),
     ("hunt --budget 0", f" hunt: Invalid value for --budget: '0': {BUDGET}"),
     ("hunt --budget nan", f" hunt: Invalid value for --budget: 'nan': {BUDGET}"),

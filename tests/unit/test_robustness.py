@@ -135,7 +135,7 @@ def test_tree_that_breaks_in_a_call_is_a_harness_fault(hitproof, tree, tmp_path,
     Path("case").write_text(json.dumps(case("a").to_json()))
     code, out, _ = hitproof("replay", "case", "--target", "manager", "--vllm", fork)
     assert code == 3
-    assert ": fault\n" in out
+    assert ": harness fault\n" in out
 
 
 WORKER = """
