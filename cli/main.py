@@ -16,6 +16,7 @@ from hitproof.cli.conform import conform_command
 from hitproof.cli.documents import docs_group
 from hitproof.cli.hunt import hunt_command
 from hitproof.cli.promises import properties_command
+from hitproof.cli.prove import prove_command
 from hitproof.cli.run import run_command, scenario_command
 from hitproof.cli.vllm import vllm_group
 from hitproof.model import BadInput, HarnessFault
@@ -49,6 +50,7 @@ for command in (
     run_command,
     scenario_command,
     hunt_command,
+    prove_command,
     replay_command,
     report_command,
     adopt_command,
