@@ -3,69 +3,133 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, Literal, cast
 
 import attrs
 
-from hitproof.fuzz.bounded import run_level
+from hitproof.fuzz.bounded import masks, odometer, run_level
 from hitproof.fuzz.bounded.answer import Answer, Bound, Done, prove
-from hitproof.fuzz.bounded.odometer import Promise, Setting
 from hitproof.fuzz.bounded.run_level import Fixed
 from hitproof.fuzz.bounded.solver import Limits
 from hitproof.model import BadInput, CacheConfig, Group, Run, Trace
 from hitproof.model.config import DEFAULT
 
 RUN_LEVEL = ("hit-survives-half-pool", "hit-survives-fit")
+PROVABLE = (*RUN_LEVEL, *masks.PROMISES)
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Reach:
-    """How far to look: turns and sessions at most."""
+    """How far to look: turns and sessions at most; for masks the largest block size (tokens)."""
 
-    turns: int
-    sessions: int
+    turns: int = 0
+    sessions: int = 0
+    block_size: int = masks.MOST_SIZE
 
 
-DEFAULT_REACH = {
+DEFAULT_REACH: dict[str, Reach] = {
     "hit-survives-half-pool": Reach(turns=5, sessions=3),
     "hit-survives-fit": Reach(turns=6, sessions=3),
+    "mask-covers-lookup": Reach(),
+    "resend-hits": Reach(),
+    "extension-hits": Reach(),
 }
 """A test shows that each is at least the smallest that catches all seeded bugs of its promise."""
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Question:
-    """A promise under one release, with what is given. ``retention`` as in ``CacheConfig``;
-    ``chunked``: prefill in steps of ``fixed.chunk`` blocks, or of any.
+    """A promise under one release, with what is given. ``retention`` as in ``CacheConfig``, and "any";
+    ``chunked``: prefill in steps of ``fixed.chunk`` blocks, or of any. ``eagle`` and ``equal`` (block
+    sizes): None is both; for the mask promises alone.
     """
 
     property_id: str
     release: str
-    retention: int | None = DEFAULT
+    retention: Any = DEFAULT
     chunked: bool = False
+    eagle: bool | None = None
+    equal: bool | None = None
     fixed: Fixed = Fixed()
     reach: Reach | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.property_id not in PROVABLE:
+            raise BadInput(
+                f"{self.property_id}: no encoding states this promise; provable: {', '.join(PROVABLE)}"
+            )
+        if self.property_id in RUN_LEVEL and (self.eagle or self.equal is False):
+            raise BadInput(f"{self.property_id}: the run level has no EAGLE and one block size; remove them")
+        if self.property_id not in RUN_LEVEL and (self.chunked or self.fixed != Fixed()):
+            raise BadInput(
+                f"{self.property_id}: nothing is evicted here: chunk, pool, groups and window mean nothing; remove them"
+            )
 
     @property
     def in_reach(self) -> Reach:
         """What was asked for, or the default."""
         return self.reach or DEFAULT_REACH[self.property_id]
 
-    def setting(self, evicts_more: int = 0) -> Setting:
+    @property
+    def kept(self) -> Any:
+        """The retention in force: None dense, 0, or "any"."""
+        if self.retention != DEFAULT:
+            return self.retention
+        groups = (Group(kind="full", block_size=4), Group(kind="sliding_window", block_size=4, window=5))
+        return CacheConfig(num_blocks=9, groups=groups, semantics=self.release).retention
+
+    @property
+    def setting(self) -> odometer.Setting:
         """The class of runs, for the run level."""
-        retention = self.retention
-        if retention == DEFAULT:
-            groups = (Group(kind="full", block_size=4), Group(kind="sliding_window", block_size=4, window=5))
-            retention = CacheConfig(num_blocks=9, groups=groups, semantics=self.release).retention
-        return Setting(
-            release=self.release, retention=retention, chunked=self.chunked, evicts_more=evicts_more
-        )
+        return odometer.Setting(release=self.release, retention=self.kept, chunked=self.chunked)
 
     @property
     def text(self) -> str:
         """The class of runs in words, for bounds."""
-        setting = self.setting()
-        return f"vLLM {self.release}; {setting.text}; {self.fixed.text}{run_level.steps_text(setting)}"
+        if self.property_id in RUN_LEVEL:
+            setting = self.setting
+            return f"vLLM {self.release}; {setting.text}; {self.fixed.text}{run_level.steps_text(setting)}"
+        size = self.in_reach.block_size
+        return f"vLLM {self.release}; {masks.text(size, self.eagle, self._retention, self.equal)}"
+
+    @property
+    def _retention(self) -> Literal["any", "dense", "0"]:
+        words: dict[Any, Literal["any", "dense", "0"]] = {None: "dense", 0: "0", "any": "any", DEFAULT: "any"}
+        if self.retention not in words:
+            raise BadInput(f"retention {self.retention}: write any, dense or 0")
+        return words[self.retention]
+
+    def bounds(self, **bug: Any) -> Iterator[Bound]:
+        """The bounds in order. ``bug``: a seeded bug in the encoding's words."""
+        reach = self.in_reach
+        if self.property_id in RUN_LEVEL:
+            return run_level.bounds(
+                cast("odometer.Promise", self.property_id),
+                attrs.evolve(self.setting, **bug),
+                self.fixed,
+                reach.turns,
+                reach.sessions,
+            )
+        return masks.bounds(
+            cast("masks.Promise", self.property_id),
+            self.release,
+            most_size=reach.block_size,
+            eagle=self.eagle,
+            retention=self._retention,
+            equal=self.equal,
+            **bug,
+        )
+
+    def induction(self, limits: Limits, **bug: Any) -> Done:
+        """A proof for any number of turns, where the encoding has one."""
+        sessions = self.in_reach.sessions
+        promise = cast("odometer.Promise", self.property_id)
+        setting = attrs.evolve(self.setting, **bug)
+        return Done(
+            text=f"any number of turns x {sessions} sessions",
+            reply=run_level.induction(promise, setting, self.fixed, sessions, limits),
+            induction=True,
+        )
 
 
 def answer(
@@ -73,25 +137,10 @@ def answer(
     limits: Limits,
     tell: Callable[[Done], None] = lambda _: None,
     *,
-    evicts_more: int = 0,
     run: Callable[[Trace], Run] | None = None,
+    **bug: Any,
 ) -> Answer:
-    """Prove or break one promise. ``evicts_more`` and ``run``: with a seeded bug in both."""
-    if question.property_id not in RUN_LEVEL:
-        raise BadInput(
-            f"{question.property_id}: no encoding states this promise; provable: {', '.join(RUN_LEVEL)}"
-        )
-    promise = cast("Promise", question.property_id)
-    setting, fixed, reach = question.setting(evicts_more), question.fixed, question.in_reach
-
-    def induction(left: Limits) -> Done:
-        sessions = reach.sessions
-        return Done(
-            text=f"any number of turns x {sessions} sessions",
-            reply=run_level.induction(promise, setting, fixed, sessions, left),
-            induction=True,
-        )
-
-    bounds: Iterator[Bound] = run_level.bounds(promise, setting, fixed, reach.turns, reach.sessions)
-    found = prove(promise, bounds, limits, tell, run, induction)
+    """Prove or break one promise. ``bug`` and ``run``: a seeded bug, in the encoding and in the model."""
+    beyond = (lambda left: question.induction(left, **bug)) if question.property_id in RUN_LEVEL else None
+    found = prove(question.property_id, question.bounds(**bug), limits, tell, run, beyond)
     return attrs.evolve(found, bound=f"{found.bound}; {question.text}")

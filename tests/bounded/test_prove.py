@@ -71,7 +71,7 @@ def test_a_seeded_bug_is_found_in_reach():
     """A pool that evicts one block more than it takes breaks what holds without the bug."""
     bug = BUG["evicts-one-more"]
     question = Question(property_id=bug.breaks, release=bug.semantics)
-    found = answer(question, Limits.of(SECONDS), evicts_more=1, run=mutated(bug))
+    found = answer(question, Limits.of(SECONDS), run=mutated(bug), evicts_more=1)
     assert found.verdict is Verdict.VIOLATED
     assert caught(bug, found.trace, bug.breaks)
     assert answer(question, Limits.of(SECONDS)).verdict is Verdict.HOLDS
@@ -129,7 +129,7 @@ def test_nothing_to_check_is_vacuous():
 
 def test_every_promise_that_can_be_asked_has_a_reach():
     """Default bounds are data."""
-    assert set(questions.DEFAULT_REACH) == set(questions.RUN_LEVEL)
+    assert set(questions.DEFAULT_REACH) == set(questions.PROVABLE)
 
 
 def test_a_counterexample_reads_back():
