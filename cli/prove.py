@@ -12,7 +12,7 @@ from rich.console import Console
 from hitproof.cli.common import errors, fetch, plain, retention_option, spinner
 from hitproof.cli.hunt import seconds
 from hitproof.fuzz.bounded.answer import Answer, Done
-from hitproof.fuzz.bounded.questions import DEFAULT_REACH, Question, Reach, answer
+from hitproof.fuzz.bounded.questions import DEFAULT_REACH, LEVELS, Question, Reach, answer
 from hitproof.fuzz.bounded.run_level import Fixed
 from hitproof.fuzz.bounded.solver import Limits
 from hitproof.model import NEWEST, Semantics, shown
@@ -27,6 +27,9 @@ from hitproof.replay.manager_target import ManagerTarget
 @click.command("prove")
 @click.argument("property_id", metavar="PROPERTY")
 @click.option("--semantics", default=NEWEST, show_default=True, help="vLLM release.")
+@click.option(
+    "--level", type=click.Choice(LEVELS), help="Encoding: runs, masks or blocks [default: the promise's]."
+)
 @click.option("--turns", type=click.IntRange(2, 64), help="Requests at most.")
 @click.option("--sessions", type=click.IntRange(1, 32), help="Sessions at most.")
 @click.option(
@@ -135,6 +138,7 @@ def question_of(name: str, release: str, given: dict[str, Any]) -> Question:
             single=outputs,
         ),
         reach=reach,
+        level=given["level"],
     )
 
 

@@ -23,7 +23,7 @@ class Bound:
     """One question: can the promise break within ``text``? ``premise``: the runs that it speaks of,
     ``broken``: of those, the ones that break it. ``smallest``: what to make small, in this order,
     with names. ``decode``: a sat reply as a trace. ``agrees``: what the concrete run says against
-    the reply, empty if nothing (beyond that it must break the promise).
+    the reply, empty if nothing (beyond that it must break the promise). ``logic``: SMT-LIB's name.
     """
 
     text: str
@@ -32,6 +32,7 @@ class Bound:
     smallest: Sequence[tuple[str, Any]] = ()
     decode: Callable[[Reply], Trace]
     agrees: Callable[[Reply, Run], str] = lambda _, __: ""
+    logic: str = "QF_LIA"
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -151,10 +152,10 @@ def prove(
 
     try:
         for bound in bounds:
-            reply = ask([*bound.premise, *bound.broken], limits)
+            reply = ask([*bound.premise, *bound.broken], limits, bound.logic)
             vacuous = False
             if reply.status == "unsat":
-                witness = ask(bound.premise, limits)
+                witness = ask(bound.premise, limits, bound.logic)
                 if witness.status == "unknown":
                     reply = attrs.evolve(reply, status="unknown", reason=f"evidence: {witness.reason}")
                 vacuous = witness.status == "unsat"
@@ -210,7 +211,7 @@ def _smallest(bound: Bound, reply: Reply, limits: Limits) -> tuple[Reply, str]:
             low, high = -1, reply.value(term)
             while proven and low + 1 < high:
                 middle = (low + high) // 2 if low + 8 < high else high - 1
-                smaller = ask([*fixed, term <= middle], limits)
+                smaller = ask([*fixed, term <= middle], limits, bound.logic)
                 if smaller.status == "sat":
                     reply, high = smaller, smaller.value(term)
                 elif smaller.status == "unsat":

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 import attrs
 
-from hitproof.fuzz.bounded import masks, odometer, run_level
+from hitproof.fuzz.bounded import block_level, masks, odometer, run_level
 from hitproof.fuzz.bounded.answer import Answer, Bound, Done, prove
 from hitproof.fuzz.bounded.run_level import Fixed
 from hitproof.fuzz.bounded.solver import Limits
@@ -15,7 +15,16 @@ from hitproof.model import BadInput, CacheConfig, Group, Run, Trace
 from hitproof.model.config import DEFAULT
 
 RUN_LEVEL = ("hit-survives-half-pool", "hit-survives-fit")
-PROVABLE = (*RUN_LEVEL, *masks.PROMISES)
+PROVABLE = tuple(dict.fromkeys((*RUN_LEVEL, *masks.PROMISES, *block_level.PROMISES)))
+
+Level = Literal["run", "mask", "block"]
+LEVELS: tuple[Level, ...] = ("run", "mask", "block")
+
+
+def levels_of(property_id: str) -> tuple[Level, ...]:
+    """The encodings that state a promise, the usual one first."""
+    of: dict[Level, Any] = {"run": RUN_LEVEL, "mask": masks.PROMISES, "block": block_level.PROMISES}
+    return tuple(level for level in LEVELS if property_id in of[level])
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -30,11 +39,12 @@ class Reach:
 DEFAULT_REACH: dict[str, Reach] = {
     "hit-survives-half-pool": Reach(turns=5, sessions=3),
     "hit-survives-fit": Reach(turns=6, sessions=3),
-    "mask-covers-lookup": Reach(),
-    "resend-hits": Reach(),
-    "extension-hits": Reach(),
+    **{name: Reach(turns=3) for name in PROVABLE if name not in RUN_LEVEL},
+    "sole-owner": Reach(turns=4),
 }
-"""A test shows that each is at least the smallest that catches all seeded bugs of its promise."""
+"""A test shows that each is at least the smallest that catches all seeded bugs of its promise, at every
+level that states it.
+"""
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -52,18 +62,31 @@ class Question:
     equal: bool | None = None
     fixed: Fixed = Fixed()
     reach: Reach | None = None
+    level: Level | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.property_id not in PROVABLE:
             raise BadInput(
                 f"{self.property_id}: no encoding states this promise; provable: {', '.join(PROVABLE)}"
             )
-        if self.property_id in RUN_LEVEL and (self.eagle or self.equal is False):
-            raise BadInput(f"{self.property_id}: the run level has no EAGLE and one block size; remove them")
-        if self.property_id not in RUN_LEVEL and (self.chunked or self.fixed != Fixed()):
+        if self.level is not None and self.level not in levels_of(self.property_id):
+            known = ", ".join(levels_of(self.property_id))
+            raise BadInput(f"{self.property_id}: not stated at the {self.level} level; use {known}")
+        if self.at != "mask" and (self.eagle is not None or self.equal is not None):
+            raise BadInput(f"{self.property_id}: EAGLE and block sizes are for the mask level; remove them")
+        if self.at != "run" and (self.chunked or self.fixed != Fixed()):
             raise BadInput(
-                f"{self.property_id}: nothing is evicted here: chunk, pool, groups and window mean nothing; remove them"
+                f"{self.property_id}: chunk, pool, groups, window and outputs are for the run level; remove them"
             )
+        if self.at == "block" and self.retention != DEFAULT:
+            raise BadInput(
+                f"{self.property_id}: the block level's configs have their own retention; remove it"
+            )
+
+    @property
+    def at(self) -> Level:
+        """The level that is asked."""
+        return self.level or levels_of(self.property_id)[0]
 
     @property
     def in_reach(self) -> Reach:
@@ -86,7 +109,9 @@ class Question:
     @property
     def text(self) -> str:
         """The class of runs in words, for bounds."""
-        if self.property_id in RUN_LEVEL:
+        if self.at == "block":
+            return block_level.text(self.release)
+        if self.at == "run":
             setting = self.setting
             return f"vLLM {self.release}; {setting.text}; {self.fixed.text}{run_level.steps_text(setting)}"
         size = self.in_reach.block_size
@@ -102,7 +127,9 @@ class Question:
     def bounds(self, **bug: Any) -> Iterator[Bound]:
         """The bounds in order. ``bug``: a seeded bug in the encoding's words."""
         reach = self.in_reach
-        if self.property_id in RUN_LEVEL:
+        if self.at == "block":
+            return block_level.bounds(self.property_id, self.release, reach.turns, **bug)
+        if self.at == "run":
             return run_level.bounds(
                 cast("odometer.Promise", self.property_id),
                 attrs.evolve(self.setting, **bug),
@@ -141,6 +168,6 @@ def answer(
     **bug: Any,
 ) -> Answer:
     """Prove or break one promise. ``bug`` and ``run``: a seeded bug, in the encoding and in the model."""
-    beyond = (lambda left: question.induction(left, **bug)) if question.property_id in RUN_LEVEL else None
+    beyond = (lambda left: question.induction(left, **bug)) if question.at == "run" else None
     found = prove(question.property_id, question.bounds(**bug), limits, tell, run, beyond)
     return attrs.evolve(found, bound=f"{found.bound}; {question.text}")

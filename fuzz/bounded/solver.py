@@ -58,17 +58,15 @@ class Reply:
         return z3.is_true(found) if z3.is_bool(found) else found.as_long()
 
 
-def ask(formulas: Sequence[Any], limits: Limits) -> Reply:
-    """Whether all ``formulas`` can hold together. KeyboardInterrupt passes through."""
-    solver = z3.SolverFor("QF_LIA") if _plain(formulas) else z3.Solver()
+def ask(formulas: Sequence[Any], limits: Limits, logic: str | None = "QF_LIA") -> Reply:
+    """Whether all ``formulas`` can hold together; ``logic`` as SMT-LIB names it. KeyboardInterrupt
+    passes through.
+    """
+    solver = z3.Solver() if logic is None else z3.SolverFor(logic)
     solver.set("random_seed", limits.seed)
     solver.set("max_memory", limits.memory_mb)
     solver.add([f if z3.is_expr(f) else z3.BoolVal(bool(f)) for f in formulas])
     return run(solver.check, solver, limits)
-
-
-def _plain(formulas: Sequence[Any]) -> bool:
-    return not any(z3.is_quantifier(f) for f in formulas)
 
 
 def run(check: Callable[[], Any], solver: Any, limits: Limits) -> Reply:
