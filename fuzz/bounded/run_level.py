@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -200,3 +201,53 @@ def _invariant(
 def steps_text(setting: Setting) -> str:
     """The bound that chunked prefill adds."""
     return f", prompts of at most {MOST_CHUNKS} prefill steps" if setting.chunked else ""
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Occupancy:
+    """The least working set (blocks) at which some session's hit can vanish, in ``of`` blocks.
+    ``proven``: no run within the bound loses a hit below; else down to ``none_below``.
+    """
+
+    working_set: int | None
+    of: int
+    proven: bool
+    none_below: int
+    bound: str
+    seconds: float
+
+
+def occupancy(setting: Setting, fixed: Fixed, turns: int, sessions: int, limits: Limits) -> Occupancy:
+    """By bisection over the working set of all sessions seen, turn by turn, with proof below."""
+    assert fixed.blocks is not None
+    best: int | None = None
+    none_below, proven = fixed.blocks, True
+    start = time.monotonic()
+    for t in range(3, turns + 1):
+        for k in range(2, min(sessions, t - 1) + 1):
+            sizes = variables(setting, fixed, k)
+            order = [visit_of(fixed, i, k) for i in range(t)]
+            seen = visits(setting, sizes, order)
+            last = seen[-1]
+            lost = [sane(setting, fixed, sizes), canonical(order), *(x.fits for x in seen)]
+            lost += [*(neg(x.short) for x in seen[:-1]), last.nothing]
+            low, high = -1, fixed.blocks if best is None else best
+            while low + 1 < high:
+                middle = (low + high) // 2
+                reply = ask([*lost, last.working_set <= middle], limits)
+                if reply.status == "sat":
+                    best = high = reply.value(last.working_set)
+                elif reply.status == "unsat":
+                    low = middle
+                else:
+                    proven = False
+                    break
+            none_below = min(none_below, low + 1)
+    return Occupancy(
+        working_set=best,
+        of=fixed.blocks,
+        proven=proven,
+        none_below=none_below,
+        bound=f"{turns} turns x {sessions} sessions",
+        seconds=time.monotonic() - start,
+    )
