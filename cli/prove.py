@@ -77,7 +77,8 @@ def prove_command(
 
     Bounds are asked in order: fewest turns, then fewest sessions, then fewest blocks (for masks:
     smallest block sizes, then shortest prompt, then smallest window). Ctrl-C keeps the largest bound
-    done. Exit code 1 if the promise is violated, 3 if encoding and model differ.
+    done. Exit code 0 only if it holds; 1 if it is violated, unknown or there is nothing to check; 3 if encoding
+    and model differ.
     """
     question = question_of(property_of(property_id).id, Semantics.of(semantics).release, given)
     with spinner(f"proving {question.property_id}") as say:
@@ -103,7 +104,7 @@ def prove_command(
         raise click.exceptions.Exit(130)
     if found.fault:
         raise click.exceptions.Exit(3)
-    if found.verdict is Verdict.VIOLATED:
+    if found.verdict is not Verdict.HOLDS:
         raise click.exceptions.Exit(1)
 
 

@@ -116,12 +116,14 @@ STAGES = (
 """One block size, different ones under chunked prefill, EAGLE's drop, dense retention, chunked local."""
 
 
-def bounds(promise: str, release: str, turns: int, bug: str = "") -> Iterator[Bound]:
+def bounds(
+    promise: str, release: str, turns: int, bug: str = "", stages: tuple[Stage, ...] = STAGES
+) -> Iterator[Bound]:
     """Fewest turns first, of those the smallest pool."""
     unrolled = [
         found
-        for pool in sorted({pool for stage in STAGES for pool in stage.pools})
-        for stage in STAGES
+        for pool in sorted({pool for stage in stages for pool in stage.pools})
+        for stage in stages
         if pool in stage.pools
         for found in _unrolled(release, stage, pool, bug)
     ]

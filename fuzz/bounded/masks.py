@@ -26,6 +26,13 @@ UNITS = 5
 MOST_SIZE = 4
 """Block sizes are 1 to this (tokens), if nothing else is asked for."""
 
+BUGS = {
+    "tail-one-block-short": "short_tail",
+    "mask-without-eagle": "forgets_eagle",
+    "scan-stops-at-miss": "stops_at_miss",
+}
+"""Seeded bugs that the arithmetic states, by the mutants' ids."""
+
 Promise = Literal["mask-covers-lookup", "resend-hits", "extension-hits"]
 PROMISES: tuple[Promise, ...] = ("mask-covers-lookup", "resend-hits", "extension-hits")
 
@@ -33,7 +40,8 @@ PROMISES: tuple[Promise, ...] = ("mask-covers-lookup", "resend-hits", "extension
 @attrs.frozen(kw_only=True, slots=True)
 class Case:
     """Concrete settings: ``window_size`` and ``full_size`` in tokens; ``retention`` as in
-    ``CacheConfig``. ``short_tail`` and ``forgets_eagle`` are seeded bugs of the mask.
+    ``CacheConfig``. ``short_tail`` and ``forgets_eagle`` are seeded bugs of the mask, ``stops_at_miss``
+    of the lookup (``BUGS``).
     """
 
     rules: Semantics
@@ -43,6 +51,7 @@ class Case:
     eagle: bool
     short_tail: bool = False
     forgets_eagle: bool = False
+    stops_at_miss: bool = False
 
     @property
     def unit(self) -> int:
@@ -108,15 +117,19 @@ def _window_hit(case: Case, q: Int, length: Int, ask: Int, longest: int) -> Int:
     run: Int = 0
     end: Int = 0
     found: Bool = False
+    missed: Bool = False
     for i in range(longest // size - 1, -1, -1):
         asked = both((i + 1) * size <= ask, neg(found))
         cached = _written(case, q, length, i)
+        missed = either(missed, both(asked, (i + 2) * size > ask, neg(cached)))
         joins = both(asked, cached, either(run > 0, (i + shift) % per == 0))
         run = ite(joins, run + 1, ite(both(asked, neg(cached)), 0, run))
         now = both(joins, run >= need)
         end = ite(now, i + run, end)
         found = either(found, now)
     end = ite(found, end, run - _modulo(run, per))
+    if case.stops_at_miss:
+        end = ite(either(missed, ask < size), 0, end)
     if case.eagle:
         dropped = most(0, end - 1)
         end = dropped - _modulo(dropped, per)

@@ -5,10 +5,9 @@ import pytest
 from hitproof.fuzz.bounded.cliff import Workload, closed_form, errors, example, full, law, threshold
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_law_is_exact(seed):
-    """500 random workloads each: unequal block sizes, chunks, intervals, every release."""
-    assert set(errors(500, seed)) == {0}
+def test_the_law_is_exact():
+    """500 random workloads: unequal block sizes, chunks, intervals, every release."""
+    assert set(errors(500, 0)) == {0}
 
 
 @pytest.mark.parametrize("release", ["0.22.0", "0.23.0", "0.33.0"])

@@ -53,7 +53,7 @@ def drawn(rng):
             return setting, sizes, made[:end], order[:end], seen[:end]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_runs_are_models_of_the_encoding(seed):
     """1,000 runs each: every hit, whether anything of it is left, and both promises."""
     rng = random.Random(seed)
