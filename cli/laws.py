@@ -56,6 +56,11 @@ _HEADS: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
         "its session keeps, so that `2(Gs c + 1)` blocks are enough; counterexamples are those of 3 turns x 2 sessions in pools "
         "up to that size plus 2. The proof above is by induction, for prompts of at most four steps.",
     ),
+    "half-pool-for-any": (
+        "The same for any number of window groups and any chunk",
+        (("question", "question"), ("answer", "answer"), ("seconds", "s")),
+        "Induction with all sizes symbolic, from `2(Gs c + 1)` blocks on; prompts of at most four steps.",
+    ),
     "occupancy": (
         "The least occupancy at which a hit can vanish",
         (
@@ -83,8 +88,7 @@ _HEADS: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
         ),
         "One window group beside one full group, block sizes of 1 to 3 tokens, any window of at least one block, prompts of up to 5 "
         "scheduler blocks, retention dense, 0 and 1 to 3 scheduler blocks where it is not named, one prefill step, nothing evicted. "
-        "Without EAGLE every release keeps both promises. Below that range, a window of 1 token is never written and never hit, "
-        "in any release. Not asked: chunked local groups, several window specs.",
+        "Below that range: a window of 1 token is never written and never hit from 0.23.0 on (tests/bounded/test_masks.py). Not asked: chunked local groups, several window specs.",
     ),
     "law": (
         "The law of the cliff",

@@ -155,7 +155,8 @@ def show(found: Answer, sighting: Sighting | None = None) -> None:
     if found.finding is not None:
         lines += [f"Expected  {found.finding.expected}", f"Seen      {found.finding.seen}"]
         lines += [f"{'Because' if i == 0 else '':10}{r}" for i, r in enumerate(found.finding.reasons)]
-    for name, text in (("Minimal", found.minimal), ("Reason", found.reason), ("Fault", found.fault)):
+    minimal = f"{found.minimal} (in this class of runs)" if found.minimal else ""
+    for name, text in (("Minimal", minimal), ("Reason", found.reason), ("Fault", found.fault)):
         if text:
             lines.append(f"{name:10}{text}")
     if sighting is not None:

@@ -158,6 +158,21 @@ def half_pool(_: Confirm) -> Iterator[Row]:
             }
 
 
+def half_pool_for_any(_: Confirm) -> Iterator[Row]:
+    """The same for any number of window groups and any chunk, from 2 (Gs c + 1) blocks on."""
+    setting = Setting(release="0.33.0", retention=0, chunked=True)
+    for sessions in (2, 3):
+        given = run_level.twice_the_transient
+        reply = run_level.induction(
+            "hit-survives-half-pool", setting, Fixed(), sessions, Limits.of(120), given
+        )
+        yield {
+            "question": f"1 to 8 window groups, any chunk, any window, {sessions} sessions, any number of turns",
+            "answer": _said(reply.status, reply.reason),
+            "seconds": round(reply.seconds, 1),
+        }
+
+
 def occupancy(_: Confirm) -> Iterator[Row]:
     """The least occupancy at which a hit can vanish, 400 blocks, windows of 2 blocks."""
     for release, retention in (("0.22.0", None), ("0.33.0", None), ("0.33.0", 0)):
@@ -268,6 +283,7 @@ SECTIONS: dict[str, Callable[[Confirm], Iterator[Row]]] = {
     "runs": runs,
     "depth": depth,
     "half-pool": half_pool,
+    "half-pool-for-any": half_pool_for_any,
     "occupancy": occupancy,
     "law": law,
     "example": example,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -123,8 +123,15 @@ def bound(promise: Promise, setting: Setting, fixed: Fixed, turns: int, sessions
     )
 
 
-def induction(promise: Promise, setting: Setting, fixed: Fixed, sessions: int, limits: Limits) -> Reply:
-    """Unsat: within ``sessions`` sessions the promise holds for any number of turns, up to the first
+def induction(
+    promise: Promise,
+    setting: Setting,
+    fixed: Fixed,
+    sessions: int,
+    limits: Limits,
+    given: Callable[[Sizes], Bool] = lambda _: True,
+) -> Reply:
+    """Unsat: with sizes as ``given``, within ``sessions`` sessions the promise holds for any number of turns, up to the first
     shortened hit that it allows.
 
     The invariant: visits are in a strict order; a session's odometer is at most the live blocks of
@@ -158,6 +165,7 @@ def induction(promise: Promise, setting: Setting, fixed: Fixed, sessions: int, l
     one_of += [neg(both(visit.by[a], visit.by[b])) for a in every for b in range(a)]
     formulas = [
         sane(setting, fixed, sizes),
+        given(sizes),
         *one_of,
         seen.fits,
         neg(seen.short),
@@ -251,3 +259,8 @@ def occupancy(setting: Setting, fixed: Fixed, turns: int, sessions: int, limits:
         bound=f"{turns} turns x {sessions} sessions",
         seconds=time.monotonic() - start,
     )
+
+
+def twice_the_transient(sizes: Sizes) -> Bool:
+    """``num_blocks >= 2 (Gs c + 1)``, Gs window groups and chunks of c blocks."""
+    return sizes.pool + 1 >= 2 * (sizes.per_window(sizes.chunk) + 1)

@@ -24,7 +24,10 @@ def test_a_violation_exits_with_1_and_says_how_small_it_is(tmp_path):
         "VIOLATED  hit-survives-half-pool\nBound     3 turns x 2 sessions; vLLM 0.25.0;"
     )
     assert "Seen      hit 0 of 4\n" in result.stdout
-    assert "Minimal   no earlier bound is broken; blocks 21, none smaller\n" in result.stdout
+    assert (
+        "Minimal   no earlier bound is broken; blocks 21, none smaller (in this class of runs)\n"
+        in result.stdout
+    )
     assert "conflicts" in result.stdout
     assert Trace.loads((tmp_path / "t.json").read_text()).config.num_blocks == 21
     assert "2 turns x 1 sessions: holds" in result.stderr
