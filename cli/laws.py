@@ -145,7 +145,7 @@ _HEADS: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
             ("trace", "counterexample"),
             ("seconds", "s"),
         ),
-        "0.33.0; six small configs of 3 to 9 blocks (`STAGES` in `fuzz/bounded/block_level.py`): one block size, two, chunked prefill, "
+        "0.33.0, two turns deep (`hitproof prove` goes to three, and four for `sole-owner`); six small configs of 3 to 9 blocks (`STAGES` in `fuzz/bounded/block_level.py`): one block size, two, chunked prefill, "
         "EAGLE's drop, dense retention, chunked local; two requests at once, submissions, aborts and steps in any order; no waiting, no "
         "preemption, no block filled by output.",
     ),

@@ -120,7 +120,7 @@ def depth(_: Confirm) -> Iterator[Row]:
             "answer": f"holds for {found.bound.partition(';')[0]}; then {found.word}: {found.reason}",
             "seconds": round(found.seconds, 1),
         }
-        for sessions in (2, 3, 4, 5, 6):
+        for sessions in (2, 3, 4):
             reply = run_level.induction(
                 "hit-survives-fit", question.setting, Fixed(), sessions, Limits.of(60)
             )
@@ -272,9 +272,10 @@ def unbounded(_: Confirm) -> Iterator[Row]:
 
 
 def blocks(confirm: Confirm) -> Iterator[Row]:
-    """Every promise that the block level states, on the newest release."""
+    """Every promise that the block level states, on the newest release, two turns deep."""
     for name in BLOCK_PROMISES:
-        found = answer(Question(property_id=name, release="0.33.0", level="block"), Limits.of(60))
+        question = Question(property_id=name, release="0.33.0", level="block", reach=Reach(turns=2))
+        found = answer(question, Limits.of(60))
         yield {"promise": name, **_row(found, "0.33.0", confirm)}
 
 

@@ -113,7 +113,10 @@ class Question:
             return block_level.text(self.release)
         if self.at == "run":
             setting = self.setting
-            return f"vLLM {self.release}; {setting.text}; {self.fixed.text}{run_level.steps_text(setting)}"
+            return (
+                f"vLLM {self.release}; {setting.text}; {self.fixed.text}{run_level.steps_text(setting)}; one request at "
+                "a time, prompts of whole blocks and one token re-sent as they were, up to the first shortened hit"
+            )
         size = self.in_reach.block_size
         return f"vLLM {self.release}; {masks.text(size, self.eagle, self._retention, self.equal)}"
 
