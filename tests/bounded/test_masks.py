@@ -95,8 +95,14 @@ def test_a_seeded_bug_is_found_at_the_default_reach(bug):
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("release", ["0.22.1", "0.25.0", "0.33.0"])
-@pytest.mark.parametrize("name", ["mask-covers-lookup", "extension-hits"])
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [
+        ("0.22.1", "mask-covers-lookup"),
+        ("0.25.0", "extension-hits"),
+        ("0.33.0", "mask-covers-lookup"),
+    ],
+)
 def test_real_vllm_reproduces_what_is_found(release, name):
     """The release's own manager breaks the promise on the decoded trace, twice."""
     found = asked(release, name, eagle=True)
