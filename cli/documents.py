@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from hitproof.cli.common import bar
+from hitproof.cli.laws import LAWS, laws_command, laws_page
 from hitproof.fuzz.survey import PROFILES, Survey, survey
 from hitproof.model import BadInput, Semantics
 from hitproof.model.semantics import RELEASES, switch_table
@@ -48,7 +49,7 @@ def docs_group() -> None:
 
 @docs_group.command("write")
 def write_docs() -> None:
-    """Write docs/properties.md, docs/semantics.md, counterexamples/ pages and README's blocks."""
+    """Write docs/properties.md, semantics.md, laws.md, counterexamples/ pages and README's blocks."""
     for path, text in documents().items():
         (ROOT / path).write_text(text, encoding="utf-8")
         click.echo(str(path))
@@ -81,6 +82,9 @@ def write_verdicts(release: tuple[str, ...], traces: int, seed: int) -> None:
             kept[name] = _verdict_rows(survey(name, traces, seed))
             progress.update(task, completed=1)
             (ROOT / VERDICTS).write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+docs_group.add_command(laws_command)
 
 
 def _verdict_rows(found: Survey) -> dict[str, dict[str, object]]:
@@ -119,6 +123,7 @@ def documents() -> dict[Path, str]:
         Path("docs/semantics.md"): _semantics_page(),
         Path("docs/correspondence.md"): _correspondence_page(),
         Path("docs/rungs.md"): _rungs_page(),
+        Path("docs/laws.md"): laws_page(json.loads(_read(LAWS) or "{}")),
         Path("counterexamples/INDEX.md"): _index_page(cases),
         Path("README.md"): _readme(cases),
     }

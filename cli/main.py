@@ -19,6 +19,7 @@ from hitproof.cli.documents import docs_group
 from hitproof.cli.hunt import hunt_command
 from hitproof.cli.probe import probe_command
 from hitproof.cli.promises import properties_command
+from hitproof.cli.prove import prove_command
 from hitproof.cli.replay import replay_command
 from hitproof.cli.run import run_command, scenario_command
 from hitproof.cli.serve import serve_tiny_command
@@ -54,6 +55,7 @@ for command in (
     run_command,
     scenario_command,
     hunt_command,
+    prove_command,
     replay_command,
     report_command,
     adopt_command,
