@@ -83,7 +83,7 @@ def test_a_seeded_bug_is_found_at_the_default_reach(bug):
         release=mutant.semantics,
         eagle=bug == "mask-without-eagle",
         equal=True,
-        retention=None,
+        retention=0,
     )
     found = answer(question, Limits.of(SECONDS), run=mutated(mutant), **{BUGS[bug]: True})
     assert found.verdict is Verdict.VIOLATED
