@@ -26,8 +26,8 @@ from typing import Any
 
 import attrs
 
+from hitproof.fuzz.bounded.terms import STATED
 from hitproof.model import (
-    RELEASES,
     CacheConfig,
     Drain,
     Group,
@@ -238,7 +238,7 @@ def example(release: str, retention: int | None, **settings: Any) -> CacheConfig
 def drawn(rng: random.Random) -> tuple[CacheConfig, Workload]:
     """A random config of the law's class (windows of one spec beside one full group) and a workload."""
     while True:
-        release = rng.choice(RELEASES)
+        release = rng.choice(STATED)
         base = rng.choice((4, 8))
         sizes = rng.choice(((base,), (base, 2 * base, 4 * base)))
         window_size, full_size = rng.choice(sizes), rng.choice(sizes)

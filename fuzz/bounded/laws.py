@@ -13,6 +13,7 @@ from hitproof.fuzz.bounded.odometer import Promise, Setting
 from hitproof.fuzz.bounded.questions import Question, Reach, answer
 from hitproof.fuzz.bounded.run_level import Fixed
 from hitproof.fuzz.bounded.solver import Limits, ask
+from hitproof.fuzz.bounded.terms import STATED
 from hitproof.model import RELEASES, Semantics, Submit, Trace
 
 Row = dict[str, Any]
@@ -46,7 +47,7 @@ PREFERRED = (
 def alike(switches: tuple[str, ...]) -> list[tuple[str, str]]:
     """(the release asked, all that share its switches) in order."""
     groups: dict[tuple[Any, ...], list[str]] = {}
-    for release in RELEASES:
+    for release in STATED:
         rules = Semantics.of(release)
         groups.setdefault(tuple(getattr(rules, name) for name in switches), []).append(release)
     return [(next((r for r in PREFERRED if r in found), found[0]), _span(found)) for found in groups.values()]

@@ -11,8 +11,10 @@ from hitproof.fuzz.bounded import block_level, masks, odometer, run_level
 from hitproof.fuzz.bounded.answer import Answer, Bound, Done, prove
 from hitproof.fuzz.bounded.run_level import Fixed
 from hitproof.fuzz.bounded.solver import Limits
-from hitproof.model import BadInput, CacheConfig, Group, Run, Trace
+from hitproof.fuzz.bounded.terms import STATED
+from hitproof.model import BadInput, CacheConfig, Group, NotModelled, Run, Semantics, Trace
 from hitproof.model.config import DEFAULT
+from hitproof.model.semantics import parse_release
 
 RUN_LEVEL = ("hit-survives-half-pool", "hit-survives-fit")
 PROVABLE = tuple(dict.fromkeys((*RUN_LEVEL, *masks.PROMISES, *block_level.PROMISES)))
@@ -68,6 +70,10 @@ class Question:
         if self.property_id not in PROVABLE:
             raise BadInput(
                 f"{self.property_id}: no encoding states this promise; provable: {', '.join(PROVABLE)}"
+            )
+        if parse_release(Semantics.of(self.release).release) < parse_release(STATED[0]):
+            raise NotModelled(
+                f"{self.release}: no encoding states the rules of releases before {STATED[0]}; search them with `hitproof hunt`"
             )
         if self.level is not None and self.level not in levels_of(self.property_id):
             known = ", ".join(levels_of(self.property_id))

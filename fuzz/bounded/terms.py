@@ -11,6 +11,11 @@ from typing import Any, TypeAlias
 
 import z3
 
+from hitproof.model import RELEASES
+
+STATED = RELEASES[RELEASES.index("0.19.0") :]
+"""Releases whose rules the encodings state; what came before adopts hits and loops otherwise."""
+
 Int: TypeAlias = Any
 """An ``int`` or a z3 integer term."""
 Bool: TypeAlias = Any

@@ -20,10 +20,9 @@ from hitproof.fuzz.bounded.block_level import (
 from hitproof.fuzz.bounded.blocks import BUGS, Machine
 from hitproof.fuzz.bounded.questions import DEFAULT_REACH
 from hitproof.fuzz.bounded.solver import Limits, ask
-from hitproof.fuzz.bounded.terms import neg
+from hitproof.fuzz.bounded.terms import STATED, neg
 from hitproof.fuzz.seeded import with_and_without
 from hitproof.model import (
-    RELEASES,
     BadInput,
     CacheConfig,
     Group,
@@ -74,7 +73,7 @@ def group(rng, size):
 def drawn(rng):
     """A random small config and menu that the encoding accepts."""
     while True:
-        release = rng.choice(RELEASES)
+        release = rng.choice(STATED)
         sizes = rng.choice(((1, 1), (2, 2), (2, 2), (1, 2), (2, 1), (2, 4), (3, 2)))
         groups = tuple(group(rng, rng.choice(sizes)) for _ in range(rng.randint(1, 3)))
         unit = max(g.block_size for g in groups) * min(g.block_size for g in groups)

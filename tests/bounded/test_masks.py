@@ -7,8 +7,9 @@ import pytest
 from hitproof.fuzz.bounded.masks import BUGS, UNITS, cases, decode, lookup, promised
 from hitproof.fuzz.bounded.questions import DEFAULT_REACH, Question, Reach, answer
 from hitproof.fuzz.bounded.solver import Limits
+from hitproof.fuzz.bounded.terms import STATED
 from hitproof.fuzz.seeded import with_and_without
-from hitproof.model import RELEASES, ModelTarget
+from hitproof.model import ModelTarget
 from hitproof.properties.mutants import MUTANTS, mutated
 from hitproof.properties.story import Story
 from hitproof.properties.verdict import Verdict
@@ -24,7 +25,7 @@ def test_random_runs_are_models_of_the_arithmetic(seed):
     """1,000 runs each: the second request's hit, and what a resend is promised."""
     rng, hits = random.Random(seed), 0
     for _ in range(1000):
-        case = rng.choice(cases(rng.choice(RELEASES), rng.randint(1, 6), rng.randint(1, 6)))
+        case = rng.choice(cases(rng.choice(STATED), rng.randint(1, 6), rng.randint(1, 6)))
         q, length = rng.randint(0, 6), rng.randint(1, UNITS * case.unit)
         again = length + rng.choice((0, 0, rng.randint(1, case.unit)))
         trace = decode("extension-hits", case, q, length, again)

@@ -16,8 +16,8 @@ from hitproof.fuzz.bounded.odometer import (
     premise,
     visits,
 )
-from hitproof.fuzz.bounded.terms import both
-from hitproof.model import RELEASES, ModelTarget, Semantics, cdiv
+from hitproof.fuzz.bounded.terms import STATED, both
+from hitproof.model import ModelTarget, Semantics, cdiv
 from hitproof.properties.registry import property_of
 from hitproof.properties.story import Story
 
@@ -27,7 +27,7 @@ PROMISES = ("hit-survives-half-pool", "hit-survives-fit")
 def drawn(rng):
     """A random setting with sizes and visits in the class."""
     while True:
-        release = rng.choice(RELEASES)
+        release = rng.choice(STATED)
         retention = rng.choice((None, 0)) if Semantics.of(release).retention else None
         setting = Setting(release=release, retention=retention, chunked=rng.random() < 0.5)
         count, chunk = rng.randint(1, 4), rng.randint(1, 6)
