@@ -35,7 +35,7 @@ _HEADS: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
         "window of whole blocks and one token, prompts of whole blocks and one token; pool, lengths, window, number of window "
         "groups and chunk are symbolic, the order of visits too. HOLDS is for every pool and length; up to the first shortened "
         "hit. Chunked: prompts of at most four prefill steps. A counterexample is given by its requests; each is drained before "
-        "the next. Order of size: turns, sessions, blocks.",
+        "the next. Order of size: turns, sessions, blocks. Outside this class the second promise does not hold under retention 0 either: CE-0022 (sessions that share a prefix), CE-0010 (requests that overlap, chunked local).",
     ),
     "depth": (
         "How far 60 seconds reach",

@@ -71,7 +71,7 @@ def test_what_cannot_be_scaled(ops, message):
 
 RUN = {
     *("CE-0001", "CE-0002", "CE-0003", "CE-0006", "CE-0008", "CE-0013", "CE-0014", "CE-0015"),
-    *("CE-0018", "CE-0020", "CE-0021"),
+    *("CE-0018", "CE-0020", "CE-0021", "CE-0022"),
 }
 """Cases that have a tiny model; docs/rungs.md says what the engine then makes of them."""
 
