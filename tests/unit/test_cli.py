@@ -81,7 +81,7 @@ def test_hunting_a_promise_that_holds_exits_with_0(hitproof, tmp_path, monkeypat
 
 
 def test_properties_are_listed_for_machines(hitproof):
-    """All 25 promises, with their formal statements."""
+    """All 27 promises, with their formal statements."""
     code, out = hitproof("properties", "--json")
     assert code == 0
     assert len([p for p in json.loads(out) if p["statement"]]) == 27
