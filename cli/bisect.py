@@ -19,13 +19,15 @@ from hitproof.model import RELEASES, BadInput, Semantics, Trace, under
 from hitproof.properties.registry import property_of
 from hitproof.replay import store
 from hitproof.replay.confirm import sight, spans
-from hitproof.replay.counterexample import Counterexample, Sighting, rewrite
+from hitproof.replay.counterexample import Counterexample, Sighting, read_text, rewrite
 from hitproof.replay.manager_target import HEIGHTS
 
 
 @click.command("bisect")
 @click.argument("case", type=click.Path(path_type=Path))
-@click.option("--property", "name", help="For a plain trace file: the promise to judge.")
+@click.option(
+    "--property", "name", help="The promise to judge [default: the counterexample's; a plain trace needs it]."
+)
 @click.option("--good", metavar="R", help="A release where it is not reproduced [default: tried on all].")
 @click.option("--bad", metavar="R", help="A release where it is reproduced.")
 @click.option("--target", type=click.Choice([*HEIGHTS]), default="manager", show_default=True)
@@ -44,9 +46,11 @@ def bisect_command(
 ) -> None:
     """Run CASE twice on each release's own code, oldest first, and say where the verdict changes.
 
-    With --good and --bad only from one to the other, both included. Exit code 1 if the two releases do not
-    have these verdicts, 3 after a harness fault.
+    With --good and --bad only from one to the other, whichever is older, both included. Exit code 1 if the
+    two releases do not have these verdicts, 2 if one refuses the trace, 3 after a harness fault.
     """
+    if name is None and '"finding"' not in read_text(case):
+        raise BadInput(f"{case}: not a counterexample; name the promise to judge with --property")
     loaded = Counterexample.load(case) if name is None else None
     trace = load_trace(case) if loaded is None else loaded.trace
     if keep and (loaded is None or retention is not None):
@@ -76,8 +80,9 @@ def bisect_command(
     verdicts = {s.version: s.verdict for s in found}
     for release, wanted in ((good, "not reproduced"), (bad, "reproduced")):
         if release is not None and verdicts[Semantics.of(release).release] != wanted:
-            click.echo(f"{release}: {verdicts[Semantics.of(release).release]}, not '{wanted}' as it was said")
-            raise click.exceptions.Exit(1)
+            verdict = verdicts[Semantics.of(release).release]
+            click.echo(f"{release}: {verdict}, not '{wanted}' as it was said")
+            raise click.exceptions.Exit(2 if verdict == "refused" else 1)
 
 
 def _between(good: str | None, bad: str | None) -> list[str]:

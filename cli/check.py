@@ -16,7 +16,7 @@ from hitproof.fuzz.checkup import Checkup, checkup, nearest
 from hitproof.model import BadInput, NotModelled
 from hitproof.properties.registry import BY_ID, property_of
 from hitproof.replay import counterexample, report, store
-from hitproof.replay.counterexample import check_folder
+from hitproof.replay.counterexample import check_file, check_folder, write_whole
 from hitproof.replay.store import Tree
 
 KINDS = {
@@ -61,7 +61,7 @@ def check_command(
     names = tuple(property_of(name).id for name in dict.fromkeys(properties)) or tuple(BY_ID)
     for file in (junit, markdown):
         if file is not None:
-            check_folder(file.absolute().parent)
+            check_file(file)
     check_folder(out)
     with spinner(f"vLLM {spec}") as say:
         tree = _tree(spec, semantics, say)
@@ -69,9 +69,9 @@ def check_command(
     with spinner(f"vLLM {tree.version}, rules of {tree.semantics}") as say:
         found = checkup(tree, cases, budget_s, promises=names, seed=seed, out=out, say=say)
     if junit is not None:
-        junit.write_bytes(_junit(found))
+        write_whole(junit, _junit(found))
     if markdown is not None:
-        markdown.write_text(_markdown(found), encoding="utf-8")
+        write_whole(markdown, _markdown(found))
     if as_json:
         click.echo(json.dumps(_json(found), indent=2))
     else:
@@ -163,7 +163,7 @@ def _markdown(found: Checkup) -> str:
     return "\n".join(out)
 
 
-def _junit(found: Checkup) -> bytes:
+def _junit(found: Checkup) -> str:
     bad = sum(row.bad for row in found.rows)
     suite = ElementTree.Element(
         "testsuite", name=_title(found), tests=str(len(found.rows)), failures=str(bad)
@@ -179,5 +179,4 @@ def _junit(found: Checkup) -> bytes:
         ElementTree.SubElement(case, "error", message="interrupted, not all was asked")
     root = ElementTree.Element("testsuites")
     root.append(suite)
-    content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
-    return content
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"

@@ -80,6 +80,8 @@ def hunt_command(
                     "remove it or name other releases with --semantics"
                 )
     search_s = seconds(budget)
+    if unlike is not None and unlike_retention is None and Semantics.of(unlike).release in releases:
+        raise BadInput(f"--unlike {unlike}: a release keeps and breaks what it does itself; name another one")
     check_folder(out)
     plan = Plan(
         semantics=releases,

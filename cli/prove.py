@@ -14,7 +14,7 @@ from hitproof.fuzz.bounded.answer import Answer, Done
 from hitproof.fuzz.bounded.questions import DEFAULT_REACH, LEVELS, Question, Reach, answer
 from hitproof.fuzz.bounded.run_level import Fixed
 from hitproof.fuzz.bounded.solver import Limits
-from hitproof.model import NEWEST, Semantics, shown
+from hitproof.model import NEWEST, BadInput, Semantics, shown
 from hitproof.model.config import DEFAULT
 from hitproof.properties.registry import property_of
 from hitproof.properties.verdict import Verdict
@@ -112,6 +112,8 @@ def question_of(name: str, release: str, given: dict[str, Any]) -> Question:
     chunk, retention = given["chunk"], given["retention"]
     if chunk not in ("one", "any") and not (chunk.isdecimal() and 0 < int(chunk) < 1_000_000):
         raise click.BadParameter(f"{shown(chunk)}: write one, any or blocks", param_hint="--chunk")
+    if given["pool"] is not None and given["pool_from"] is not None:
+        raise BadInput("--pool and --pool-from: give one of the two")
     kept = retention_option(retention, ("default", "dense", "any"))
     usual = DEFAULT_REACH.get(name, Reach())
     outputs = {"1": True, "2": False, None: None}[given["outputs"]]

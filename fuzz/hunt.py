@@ -314,6 +314,8 @@ class _Hunter:
 
     def _judgements(self) -> list[Judgement]:
         text = Range(semantics=self.semantics, retention=self.plan.retention).text
+        if self.plan.unlike is not None:
+            text += f"; only what {self.plan.unlike.release} keeps counts"
         return [
             Judgement.of(
                 name,

@@ -277,6 +277,13 @@ def write_whole(path: Path, text: str) -> None:
         ) from None
 
 
+def check_file(path: Path) -> None:
+    """BadInput if ``write_whole`` could not write ``path``: asked before long work."""
+    if path.is_dir():
+        raise BadInput(f"{path}: it is a folder; name a file")
+    check_folder(path.absolute().parent)
+
+
 def rewrite(path: Path, found: Counterexample) -> None:
     """Put ``found`` in the place of the file that it was read from, whole or not at all."""
     write_whole(path, json.dumps(found.to_json(), indent=2) + "\n")

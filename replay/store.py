@@ -247,6 +247,8 @@ def _source_tree(path: str, semantics: str | None) -> Tree:
         raise BadInput(f"{path}: not a vLLM source tree: it has no {CORE_FILE.as_posix()}")
     version = _version_of(root)
     rules = semantics or _recorded().get(str(root)) or version.partition("+")[0]
+    if semantics is not None:
+        parse_release(semantics)
     if not is_release(rules):
         raise BadInput(
             f"{path}: its vLLM version is not recorded in vllm/_version.py; name a release with --semantics"

@@ -377,8 +377,13 @@ COMMANDS = [
     ),
     (
         "bisect trace",
-        ": trace: not a counterexample file: it needs 'trace' and 'finding'; a trace alone is for `hitproof run`",
+        ": trace: not a counterexample; name the promise to judge with --property",
     ),
+    (
+        "hunt --unlike 0.33",
+        ": --unlike 0.33: a release keeps and breaks what it does itself; name another one",
+    ),
+    ("check 0.32.0 --markdown .", ": .: it is a folder; name a file"),
     (
         "bisect trace --property progress --keep",
         ": --keep: for a counterexample file as it is, without --property and --retention",
