@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from hitproof.fuzz.bounded.solver import Limits, Reply, ask
+from hitproof.fuzz.bounded.solver import Limits, Reply, ask, stoppable
 from hitproof.model import ModelTarget, Run, Trace
 from hitproof.properties.registry import property_of
 from hitproof.properties.story import Story
@@ -150,30 +150,31 @@ def prove(
             **more,
         )
 
-    try:
-        for bound in bounds:
-            reply = ask([*bound.premise, *bound.broken], limits, bound.logic)
-            vacuous = False
-            if reply.status == "unsat":
-                witness = ask(bound.premise, limits, bound.logic)
-                if witness.status == "unknown":
-                    reply = attrs.evolve(reply, status="unknown", reason=f"evidence: {witness.reason}")
-                vacuous = witness.status == "unsat"
-            done.append(Done(text=bound.text, reply=reply, vacuous=vacuous))
-            tell(done[-1])
-            if reply.status == "unknown":
-                return answer(Verdict.UNKNOWN, reason=f"{bound.text}: {reply.reason}")
-            if reply.status == "sat":
-                found, minimal = _smallest(bound, reply, limits)
-                return answer(**_confirmed(property_id, bound, found, run), minimal=minimal)
-        held = [d for d in done if not d.vacuous]
-        if induction is not None and held and not limits.over:
-            step = induction(limits)
-            tell(step)
-            if step.reply.status == "unsat":
-                done.append(step)
-    except KeyboardInterrupt:
-        return answer(Verdict.UNKNOWN, reason="interrupted", interrupted=True)
+    with stoppable():
+        try:
+            for bound in bounds:
+                reply = ask([*bound.premise, *bound.broken], limits, bound.logic)
+                vacuous = False
+                if reply.status == "unsat":
+                    witness = ask(bound.premise, limits, bound.logic)
+                    if witness.status == "unknown":
+                        reply = attrs.evolve(reply, status="unknown", reason=f"evidence: {witness.reason}")
+                    vacuous = witness.status == "unsat"
+                done.append(Done(text=bound.text, reply=reply, vacuous=vacuous))
+                tell(done[-1])
+                if reply.status == "unknown":
+                    return answer(Verdict.UNKNOWN, reason=f"{bound.text}: {reply.reason}")
+                if reply.status == "sat":
+                    found, minimal = _smallest(bound, reply, limits)
+                    return answer(**_confirmed(property_id, bound, found, run), minimal=minimal)
+            held = [d for d in done if not d.vacuous]
+            if induction is not None and held and not limits.over:
+                step = induction(limits)
+                tell(step)
+                if step.reply.status == "unsat":
+                    done.append(step)
+        except KeyboardInterrupt:
+            return answer(Verdict.UNKNOWN, reason="interrupted", interrupted=True)
     if not done:
         return answer(Verdict.UNKNOWN, reason="no bound was asked")
     return answer(Verdict.VACUOUS if all(d.vacuous for d in done) else Verdict.HOLDS)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import attrs
 import z3
-
-INTERRUPTED = "interrupted from keyboard"
-"""Z3's own reason: it takes Ctrl-C for itself, so that Python never sees it."""
 
 SHOWN = ("conflicts", "decisions", "propagations", "arith-pivots", "rlimit count", "memory")
 """The statistics that are kept, by Z3's names; "memory" is in MB."""
@@ -76,15 +77,13 @@ def run(check: Callable[[], Any], solver: Any, limits: Limits) -> Reply:
         return Reply(status="unknown", reason="no time left")
     solver.set("timeout", limits.left_ms)
     try:
-        found = check()
+        found = _interruptible(check, solver)
     except z3.Z3Exception as error:
         return Reply(status="unknown", reason=str(error), seconds=time.monotonic() - start)
     status: Literal["sat", "unsat", "unknown"] = (
         "sat" if found == z3.sat else "unsat" if found == z3.unsat else "unknown"
     )
     reason = solver.reason_unknown() if status == "unknown" else ""
-    if reason == INTERRUPTED:
-        raise KeyboardInterrupt
     return Reply(
         status=status,
         reason=reason,
@@ -92,6 +91,40 @@ def run(check: Callable[[], Any], solver: Any, limits: Limits) -> Reply:
         seconds=time.monotonic() - start,
         statistics=_statistics(solver),
     )
+
+
+_stopped = threading.Event()
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Within, Ctrl-C ends the question under way, or the next one, with KeyboardInterrupt.
+
+    Z3 would take the signal for itself, and loses one that comes as a check ends; Python loses one that
+    comes while a z3 term is deleted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: _stopped.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        _stopped.clear()
+
+
+def _interruptible(check: Callable[[], Any], solver: Any) -> Any:
+    """``check`` in a thread, so that this one can watch for Ctrl-C."""
+    solver.set("ctrl_c", False)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(check)
+        while not wait((asked,), timeout=0.05).done:
+            if _stopped.is_set():
+                z3.main_ctx().interrupt()
+    if _stopped.is_set():
+        raise KeyboardInterrupt
+    return asked.result()
 
 
 def _statistics(solver: Any) -> dict[str, float]:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -76,8 +77,9 @@ def test_too_little_time_is_unknown_and_no_pass():
     assert result.stdout.startswith("UNKNOWN  hit-survives-fit\nBound     2 turns x 1 sessions to ")
 
 
-def test_ctrl_c_keeps_the_largest_bound_done():
-    """Interrupted, also inside the solver: exit code 130, UNKNOWN, and what was proven so far."""
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.25, 0.6])
+def test_ctrl_c_keeps_the_largest_bound_done(after_s):
+    """Interrupted, inside the solver or between its checks: exit code 130, UNKNOWN, what was proven so far."""
     words = ["prove", "hit-survives-fit", "--turns", "40", "--sessions", "8", "--budget", "5m"]
     code = "from hitproof.cli.main import main; main()"
     process = subprocess.Popen(
@@ -85,8 +87,9 @@ def test_ctrl_c_keeps_the_largest_bound_done():
     )
     try:
         for line in process.stderr:
-            if line.startswith("7 turns x 3 sessions: holds"):
+            if line.startswith("3 turns x 2 sessions: holds"):
                 break
+        time.sleep(after_s)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     finally:
