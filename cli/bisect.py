@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hitproof.cli.common import bar, errors, fetch, load_trace, plain, retention_option
+from hitproof.cli.common import bar, errors, fetch, interval_option, load_trace, plain
 from hitproof.model import RELEASES, BadInput, Semantics, Trace, under
 from hitproof.properties.registry import property_of
 from hitproof.replay import store
@@ -55,10 +55,7 @@ def bisect_command(
     trace = load_trace(case) if loaded is None else loaded.trace
     if keep and (loaded is None or retention is not None):
         raise BadInput("--keep: for a counterexample file as it is, without --property and --retention")
-    interval: int | Literal["keep"] | None = "keep"
-    if retention is not None:
-        word = retention_option(retention, ("dense",))
-        interval = None if word == "dense" else int(word)
+    interval = interval_option(retention, "--retention")
     prop = loaded.finding.property_id if loaded is not None else property_of(str(name)).id
     releases = _between(good, bad)
     trees = [fetch(release) for release in releases]

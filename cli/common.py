@@ -172,6 +172,14 @@ def seconds(text: str) -> float:
     return value
 
 
+def interval_option(text: str | None, option: str) -> int | Literal["keep"] | None:
+    """The retention interval that ``under`` sets: None dense, tokens, or "keep" if nothing was given."""
+    if text is None:
+        return "keep"
+    word = retention_option(text, ("dense",), option)
+    return None if word == "dense" else int(word)
+
+
 def load_trace(path: Path) -> Trace:
     """The trace of a trace file or of a counterexample file."""
     text = read_text(path)

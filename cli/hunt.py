@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
 
 import click
 from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
-from hitproof.cli.common import bar, errors, fetch, plain, retention_option, seconds
+from hitproof.cli.common import bar, errors, fetch, interval_option, plain, retention_option, seconds
 from hitproof.fuzz.hunt import Find, Plan, Real, Report, Unlike, Watcher, hunt
 from hitproof.model import BadInput, Semantics
 from hitproof.model.semantics import NEWEST
@@ -115,10 +114,7 @@ def _unlike(release: str | None, retention: str | None, target: str) -> Unlike |
             raise BadInput("--unlike-retention: needs --unlike, the release to set it in")
         return None
     real = None if target == "model" else Real(tree=fetch(release), height=target)
-    interval: int | Literal["keep"] | None = "keep"
-    if retention is not None:
-        word = retention_option(retention, ("dense",), "--unlike-retention")
-        interval = None if word == "dense" else int(word)
+    interval = interval_option(retention, "--unlike-retention")
     return Unlike(release=Semantics.of(release).release, retention=interval, real=real)
 
 
