@@ -94,11 +94,7 @@ def _tree(spec: str, semantics: str | None, say: store.Progress) -> Tree:
         return store.find(spec, semantics=semantics)
     try:
         return store.find(spec)
-    except NotModelled:
-        return nearest(spec, say)
-    except BadInput as error:
-        if "--semantics" not in str(error):
-            raise
+    except (NotModelled, store.UnknownVersion):
         return nearest(spec, say)
 
 

@@ -36,6 +36,10 @@ _VERSION = re.compile(r"^(?:__version__ = )?version = ['\"](\d+\.\d+(?:\.\d+)?)(
 Progress = Callable[[str], None]
 
 
+class UnknownVersion(BadInput):
+    """A source tree that does not say which release it follows."""
+
+
 @attrs.frozen(kw_only=True, slots=True)
 class Tree:
     """A vLLM source tree. ``root`` contains ``vllm/``; ``version`` is what it calls itself;
@@ -250,7 +254,7 @@ def _source_tree(path: str, semantics: str | None) -> Tree:
     if semantics is not None:
         parse_release(semantics)
     if not is_release(rules):
-        raise BadInput(
+        raise UnknownVersion(
             f"{path}: its vLLM version is not recorded in vllm/_version.py; name a release with --semantics"
         )
     try:
