@@ -45,6 +45,11 @@ DENSE = "0.25.0"
     "--unlike-retention", metavar="N", help="There with this retention: dense or a number of tokens."
 )
 @click.option(
+    "--for-engine",
+    is_flag=True,
+    help="Count only traces that vLLM's engine takes (--scale fit): a pool for one request.",
+)
+@click.option(
     "--retention", default="default", show_default=True, help="default, any, dense or a number of tokens."
 )
 @click.option("--workers", type=click.IntRange(1, 64), help="Processes [default: one per core].")
@@ -60,6 +65,7 @@ def hunt_command(
     target: str,
     unlike: str | None,
     unlike_retention: str | None,
+    for_engine: bool,
     retention: str,
     workers: int | None,
     out: Path,
@@ -90,6 +96,7 @@ def hunt_command(
         target=target,
         retention=retention,
         unlike=_unlike(unlike, unlike_retention, target),
+        for_engine=for_engine,
         trees=_trees(releases, required=target != "model"),
         out=out,
         **({"workers": workers} if workers else {}),

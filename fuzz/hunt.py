@@ -29,6 +29,7 @@ from hitproof.replay.confirm import sight, status_of
 from hitproof.replay.counterexample import Counterexample, Sighting, store
 from hitproof.replay.manager_target import HEIGHTS, ManagerTarget, SchedulerTarget
 from hitproof.replay.store import Tree
+from hitproof.replay.tiny_model import refusal
 
 SLICE_SECONDS = 5.0
 HYBRID_PROMISES = frozenset({"hit-survives-half-pool", "hit-survives-fit"})
@@ -67,9 +68,24 @@ class Unlike:
 
 
 @attrs.frozen(kw_only=True, slots=True)
+class Only:
+    """Which findings count."""
+
+    unlike: Unlike | None = None
+    for_engine: bool = False
+
+    def accepts(self, trace: Trace, property_id: str) -> bool:
+        """Whether a finding on this trace counts."""
+        if self.for_engine and refusal(trace):
+            return False
+        return self.unlike is None or self.unlike.keeps(trace, property_id)
+
+
+@attrs.frozen(kw_only=True, slots=True)
 class Plan:
     """What to hunt. ``trees``: the real vLLM to confirm each semantics on, where there is one.
-    ``target``: what is searched, the model or a height of real vLLM.
+    ``target``: what is searched, the model or a height of real vLLM. ``for_engine``: only traces count that
+    vLLM's engine takes.
 
     ``budget_s`` is for the search of all ``semantics`` together; shrinking and confirming add to it.
     """
@@ -82,6 +98,7 @@ class Plan:
     target: str = "model"
     retention: str = "default"
     unlike: Unlike | None = None
+    for_engine: bool = False
     trees: dict[str, Tree] = attrs.Factory(dict)
     out: Path | None = None
 
@@ -167,7 +184,7 @@ class _Hunter:
                 elapsed = time.monotonic() - started
                 while len(pending) < self.plan.workers and elapsed < self.budget:
                     work = next(slices)
-                    pending.add(self._submit(_search, work, self._searched(), self.plan.unlike))
+                    pending.add(self._submit(_search, work, self._searched(), self._only))
                 if not pending:
                     break
                 done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
@@ -199,7 +216,7 @@ class _Hunter:
                 retention=self.plan.retention,
                 hybrid=bool(focus),
                 odd=not focus,
-                eagle=self.plan.target != "scheduler",
+                eagle=self.plan.target != "scheduler" and not self.plan.for_engine,
             )
             yield Slice(
                 wide=wide,
@@ -209,6 +226,10 @@ class _Hunter:
                 skip_known=frozenset(self.skip_known),
                 plain=plain,
             )
+
+    @property
+    def _only(self) -> Only:
+        return Only(unlike=self.plan.unlike, for_engine=self.plan.for_engine)
 
     @property
     def _is_fork(self) -> bool:
@@ -304,9 +325,7 @@ class _Hunter:
 
     def _shrink(self, trace: Trace, first: Finding) -> Reduced:
         """The smaller trace; after Ctrl-C, which ends the hunt, the trace as it was found."""
-        work: Future[Reduced] = self._submit(
-            shrink, trace, first, real=self._searched(), unlike=self.plan.unlike
-        )
+        work: Future[Reduced] = self._submit(shrink, trace, first, real=self._searched(), only=self._only)
         while not self.interrupted:
             if wait((work,), timeout=0.1).done:
                 return work.result()
@@ -316,6 +335,8 @@ class _Hunter:
         text = Range(semantics=self.semantics, retention=self.plan.retention).text
         if self.plan.unlike is not None:
             text += f"; only what {self.plan.unlike.release} keeps counts"
+        if self.plan.for_engine:
+            text += "; only what vLLM's engine takes counts"
         return [
             Judgement.of(
                 name,
@@ -339,10 +360,10 @@ def shrink(
     finding: Finding,
     most_runs: int = 10_000,
     real: Real | None = None,
-    unlike: Unlike | None = None,
+    only: Only | None = None,
 ) -> Reduced:
     """The smallest trace of the same kind: same property and cause, known or new as before, hybrid
-    if it was, and still kept by ``unlike``. On the model, or on ``real``.
+    if it was, and still one of ``only``. On the model, or on ``real``.
     """
     prop = BY_ID[finding.property_id]
     run = _runner(real)
@@ -355,7 +376,7 @@ def shrink(
         seen = prop.check(Story(run(candidate), run)).finding
         if seen is None or seen.cause != finding.cause or known_for(seen, candidate) is not known:
             return False
-        return unlike is None or unlike.keeps(candidate, prop.id)
+        return only is None or only.accepts(candidate, prop.id)
 
     return reduce(trace, fails, most_runs)
 
@@ -372,11 +393,9 @@ def _runner(real: Real | None) -> Callable[[Trace], Run]:
     return _targets[real].run
 
 
-def _search(work: Slice, real: Real | None, unlike: Unlike | None) -> SliceResult:
+def _search(work: Slice, real: Real | None, only: Only) -> SliceResult:
     """A slice in a pool process."""
-    if unlike is None:
-        return search(work, _runner(real))
-    return search(work, _runner(real), lambda trace, finding: unlike.keeps(trace, finding.property_id))
+    return search(work, _runner(real), lambda trace, finding: only.accepts(trace, finding.property_id))
 
 
 def _ignore_interrupts() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from hitproof.model import CacheConfig, HarnessFault, NotModelled, Run, Trace, under
+from hitproof.model import CacheConfig, HarnessFault, NotModelled, Run, Submit, Trace, under
+from hitproof.model.semantics import parse_release
 from hitproof.replay import env, tiny_model
 from hitproof.replay.content import Content
 from hitproof.replay.process import Worker
@@ -24,6 +26,13 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 """The worker's own environment variables: the engine in one process, one thread, no network."""
+
+
+def environment(release: str) -> dict[str, str]:
+    """``ENVIRONMENT`` for one release: 0.20 fails on an executor that binds no core, so it is given one."""
+    if parse_release(release)[:2] != (0, 20):
+        return dict(ENVIRONMENT)
+    return ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0)))}
 
 
 class EngineTarget:
@@ -53,9 +62,10 @@ class EngineTarget:
         self.timeout_s = timeout_s
         self.version = version or env.release_of(python)
         self._arguments = json.dumps(dict(arguments or {}))
-        self._variables = ENVIRONMENT | dict(variables or {})
-        self._config: CacheConfig | None = None
+        self._variables = environment(self.version) | dict(variables or {})
+        self._serves: tuple[CacheConfig, bool] | None = None
         self._worker: Worker | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self, trace: Trace) -> Run:
         """Run one trace from an empty cache, under the rules of the engine's release."""
@@ -84,30 +94,38 @@ class EngineTarget:
             raise
 
     def _serving(self, trace: Trace) -> Worker:
-        """The worker whose engine has the trace's config."""
-        if self._worker is not None and self._config == trace.config:
+        """The worker whose engine has the trace's config, and adapters if the trace names some."""
+        adapters = any(isinstance(op, Submit) and op.identity.lora is not None for op in trace.ops)
+        if self._worker is not None and self._serves == (trace.config, adapters):
             return self._worker
         self.close()
         if trace.config.use_eagle:
-            raise NotModelled("engine: no tiny model has a draft model; set use_eagle to false")
-        with tempfile.TemporaryDirectory(prefix="hitproof-model-") as folder:
-            tiny_model.write(trace.config, Path(folder))
+            raise NotModelled(tiny_model.NO_DRAFT)
+        self._folder = tempfile.TemporaryDirectory(prefix="hitproof-model-")
+        place = Path(self._folder.name)
+        try:
+            tiny_model.write(trace.config, place)
             self._worker = Worker(
                 "hitproof.replay.engine_worker",
-                (json.dumps(trace.config.to_json()), folder, self.device, self._arguments),
+                (json.dumps(trace.config.to_json()), str(place), self.device, adapters, self._arguments),
                 name=f"vLLM {self.version} engine",
                 python=self.python,
-                env=self._variables,
+                env=tiny_model.variables(place, {**os.environ, **self._variables}),
                 timeout_s=self.timeout_s,
             )
-        self._config = trace.config
+        except BaseException:
+            self.close()
+            raise
+        self._serves = (trace.config, adapters)
         return self._worker
 
     def close(self) -> None:
         """End the engine, if one runs."""
         if self._worker is not None:
             self._worker.close()
-        self._worker = self._config = None
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._worker = self._serves = self._folder = None
 
     def __enter__(self) -> EngineTarget:
         return self

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hitproof.model import (
@@ -24,13 +25,16 @@ from hitproof.model import (
 )
 from hitproof.model.ops import Abort, Drain, Op, Reset, Step, Submit
 from hitproof.replay.content import TOP, Content, Heard, compare
-from hitproof.replay.tiny_model import DTYPE
+from hitproof.replay.tiny_model import DTYPE, model_config
 from hitproof.replay.token_ids import RequestTokens, tokens_of
 
 RETENTION = "prefix_cache_retention_interval"
 """The argument from 0.29; before, it is an environment variable."""
 
 RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+
+ADAPTERS = {"enable_lora": True, "max_loras": 8}
+"""Arguments for traces that name LoRA adapters: requests of more than 8 at once would wait for one another."""
 
 _KINDS = {
     "FullAttentionSpec": "full",
@@ -39,12 +43,16 @@ _KINDS = {
 }
 
 
-def handlers(config: str, model: str, device: str, extra: str) -> dict[str, Callable[..., Any]]:
+def handlers(
+    config: str, model: str, device: str, adapters: bool, extra: str
+) -> dict[str, Callable[..., Any]]:
     """Start the engine that ``config`` (JSON) asks for, with ``extra`` (JSON) arguments of ``LLM``.
 
-    ``run`` runs a trace of that config on it, ``content`` compares its answers with cold ones.
+    ``run`` runs a trace of that config on it, ``content`` compares its answers with cold ones. ``adapters``:
+    its traces name LoRA adapters.
     """
-    engine = Engine(CacheConfig.from_json(json.loads(config)), model, device, json.loads(extra))
+    further = (ADAPTERS if adapters else {}) | json.loads(extra)
+    engine = Engine(CacheConfig.from_json(json.loads(config)), model, device, further)
     return {
         "run": lambda text: engine.run(Trace.loads(text)),
         "content": lambda text, overwrite: engine.content(Trace.loads(text), overwrite),
@@ -84,9 +92,12 @@ class Engine:
     def __init__(self, config: CacheConfig, model: str, device: str, extra: dict[str, Any]) -> None:
         self.config = config
         try:
-            from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
-            from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
-            from vllm.platforms import current_platform  # type: ignore[import-not-found]
+            from vllm import LLM, SamplingParams
+            from vllm.engine.arg_utils import EngineArgs
+            from vllm.lora.request import LoRARequest
+            from vllm.platforms import current_platform
+
+            from hitproof.replay.tiny_layers import write_adapter
         except Exception as error:
             raise BadInput(
                 f"engine: this interpreter cannot import vLLM: {error}; `hitproof vllm env` makes one that can "
@@ -97,7 +108,9 @@ class Engine:
                 f"--device {device}: this interpreter's vLLM runs on {current_platform.device_type or 'no device here'}; "
                 "give one that runs there with --vllm-python"
             )
-        self._sampling = SamplingParams
+        self._sampling, self._lora_request, self._write_adapter = SamplingParams, LoRARequest, write_adapter
+        self._adapters: dict[tuple[str, str], Any] = {}
+        self._model, self._width = Path(model), model_config(config)["hidden_size"]
         arguments = engine_arguments(config, model, device) | extra
         if RETENTION not in {field.name for field in dataclasses.fields(EngineArgs)}:
             retention = arguments.pop(RETENTION)
@@ -153,6 +166,9 @@ class Engine:
         self._results = {}
         self._heard = {}
         self._tokens = tokens_of(trace)
+        named = {(op.identity.lora, op.identity.lora_path) for op in trace.ops if isinstance(op, Submit)}
+        if len(named - {(None, None)}) > ADAPTERS["max_loras"]:
+            raise NotModelled(f"engine: {len(named)} adapters; it serves {ADAPTERS['max_loras']} at once")
         self._stuck: int | None = None
         fault = ""
         for i, op in enumerate(trace.ops):
@@ -211,10 +227,6 @@ class Engine:
     def _do(self, i: int, op: Op) -> None:
         match op:
             case Submit():
-                if op.identity.lora is not None:
-                    raise NotModelled(
-                        f"ops[{i}]: {op.request}: the tiny model has no LoRA adapters; remove lora"
-                    )
                 self._add(op, self._tokens[op.request])
             case Step(count=count):
                 for _ in range(count):
@@ -242,7 +254,19 @@ class Engine:
             allowed_token_ids=[tokens.output_token],
             logprobs=self._logprobs,
         )
-        self._engine.add_request(op.request, prompt, parameters)
+        self._engine.add_request(op.request, prompt, parameters, lora_request=self._adapter(op))
+
+    def _adapter(self, op: Submit) -> Any:
+        """The adapter that a request names, made when it is first named: one for each name and path."""
+        name, path = op.identity.lora, op.identity.lora_path
+        if name is None or path is None:
+            return None
+        if (name, path) not in self._adapters:
+            number = len(self._adapters) + 1
+            place = self._model / f"adapter{number}"
+            self._write_adapter(place, f"{name}@{path}", len(self.config.groups), self._width)
+            self._adapters[name, path] = self._lora_request(name, number, str(place))
+        return self._adapters[name, path]
 
     def _step(self) -> bool:
         """One step; True if it gave any request a token."""

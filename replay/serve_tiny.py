@@ -19,7 +19,7 @@ from pathlib import Path
 from hitproof.model import BadInput, CacheConfig, HarnessFault
 from hitproof.model.semantics import parse_release
 from hitproof.replay import env, tiny_model
-from hitproof.replay.engine import ENVIRONMENT
+from hitproof.replay.engine import environment
 from hitproof.replay.engine_worker import RETENTION, RETENTION_VARIABLE, engine_arguments
 
 PR_SET_PDEATHSIG = 1
@@ -58,7 +58,9 @@ class TinyServer:
         command += ["--port", str(self.port), *flags(config, self._folder.name, by_argument)]
         if details:
             command.append("--enable-prompt-tokens-details")
-        variables = {k: v for k, v in ENVIRONMENT.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+        variables = {
+            k: v for k, v in environment(self.version).items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"
+        }
         variables["VLLM_SERVER_DEV_MODE"] = "1" if resettable else "0"
         if not by_argument and config.retention is not None:
             variables[RETENTION_VARIABLE] = str(config.retention)
@@ -68,7 +70,7 @@ class TinyServer:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **variables},
+            env=tiny_model.variables(Path(self._folder.name), {**os.environ, **variables}),
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )

@@ -1,119 +1,138 @@
 """A tiny model with random weights whose KV-cache groups are the ones a trace asks for.
 
-Only a ``config.json`` is written: vLLM makes the weights up (``load_format="dummy"``), so nothing is
-downloaded. The model is a Gemma-3 text model with one layer per group, or a Llama-4 one for chunked
-local attention. vLLM collects layers of equal
-spec and splits the larger collections into groups as large as the smallest one
-(``_get_kv_cache_groups_uniform_page_size`` in ``vllm/v1/core/kv_cache_utils.py``): with a single
-layer of one kind, every layer becomes a group of its own, in order of each kind's first layer.
+A folder with a ``config.json`` and the model's own layers (``tiny_layers``) as a plugin of vLLM's, which
+it finds where the folder is on ``PYTHONPATH``. Nothing is downloaded, and nothing of a real model is in the
+way: a layer is an attention of vLLM's, so its KV-cache spec is one.
+
+vLLM collects layers of equal spec and splits the larger collections into groups as large as the
+smallest one, then gives layers with smaller pages larger blocks until all pages are equal
+(``_get_kv_cache_groups_uniform_page_size`` and ``unify_kv_cache_spec_page_size`` in
+``vllm/v1/core/kv_cache_utils.py``). With one layer per group, one kind of which there is a single layer, and
+more key-value heads where blocks are smaller, the groups are the trace's, in its order.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hitproof.model import BadInput, CacheConfig, NotModelled
+from hitproof.model import BadInput, CacheConfig, Group, NotModelled, Trace
+from hitproof.model.groups import cdiv
+from hitproof.replay.scale import fitting, scaled
 from hitproof.replay.token_ids import VOCABULARY
 
 DTYPE = "float32"
-"""Rounding must not hide what the content check looks for: the weights are tiny, and so is what they say."""
+"""Rounding must not hide what the content check looks for."""
 
 HEAD = 32
-_RATIOS = (1, 2, 4, 8)
-"""Head sizes are 32 to 256; a page is a block's tokens times its layer's head size."""
+"""Head size: the smallest that vLLM's CPU and Triton attention take."""
 
-_LAYER = {
-    "full": "full_attention",
-    "sliding_window": "sliding_attention",
-    "chunked_local": "chunked_attention",
-}
+KINDS = ("full", "sliding_window", "chunked_local")
+
+_LAYERS = Path(__file__).with_name("tiny_layers.py")
+_PLUGIN = "hitproof_tiny"
+
+
+NO_DRAFT = "engine: no tiny model has a draft model; set use_eagle to false"
+
+
+def refusal(trace: Trace) -> str:
+    """Why the engine would not take the trace, made to fit its kernels; empty if it would.
+
+    A pool must hold one request of ``max_model_len`` beside the null block: the newest and strictest form of
+    what vLLM checks at start (``get_kv_cache_configs`` in ``vllm/v1/core/kv_cache_utils.py``, 0.32.0;
+    ``max_admission_blocks_per_request`` of the specs).
+    """
+    if trace.config.use_eagle:
+        return NO_DRAFT
+    try:
+        config = scaled(trace, fitting(trace)).config
+        _check(config.groups)
+    except BadInput as error:
+        return str(error)
+    length = config.max_model_len
+    needed = sum(
+        rules.admission_cap(config.max_num_batched_tokens, length) or cdiv(length, group.block_size)
+        for rules, group in zip(config.group_rules(), config.groups, strict=True)
+    )
+    if needed < config.num_blocks:
+        return ""
+    return f"engine: num_blocks {config.num_blocks} cannot hold one request of {length} tokens: it needs {needed + 1}"
 
 
 def write(config: CacheConfig, folder: Path) -> None:
-    """Write ``config.json`` into ``folder``; BadInput or NotModelled if no such model can be made."""
+    """Write the model into ``folder``; BadInput or NotModelled if there is none for that config."""
     (folder / "config.json").write_text(json.dumps(model_config(config), indent=2) + "\n")
+    shutil.copy(_LAYERS, folder / f"{_PLUGIN}.py")
+    about = folder / f"{_PLUGIN}-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_PLUGIN}\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{_PLUGIN} = {_PLUGIN}:register\n")
+
+
+def variables(folder: Path, given: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables with which vLLM finds the model's layers; the rest as ``given``."""
+    path = given.get("PYTHONPATH")
+    found = {"PYTHONPATH": os.pathsep.join([str(folder), *([path] if path else [])])}
+    if "VLLM_PLUGINS" in given:
+        found["VLLM_PLUGINS"] = f"{given['VLLM_PLUGINS']},{_PLUGIN}"
+    return {**given, **found}
 
 
 def model_config(config: CacheConfig) -> dict[str, Any]:
     """The model's ``config.json`` for one cache config."""
-    kinds = [group.kind for group in config.groups]
-    for kind in kinds:
-        if kind not in _LAYER:
-            raise NotModelled(f"engine: no tiny model has {kind} groups; use full and one other kind")
-    if any(group.extra_retained_tokens for group in config.groups):
-        raise NotModelled("engine: no tiny model keeps extra_retained_tokens; remove them")
-    others = sorted(set(kinds) - {"full"})
-    if len(others) > 1:
-        raise BadInput(
-            f"engine: no tiny model has {' and '.join(others)} groups; use full and one other kind"
-        )
-    other = others[0] if others else "sliding_window"
-    reach = {group.window or group.chunk or 0 for group in config.groups if group.kind != "full"}
-    sizes = {group.block_size for group in config.groups}
-    if len(reach) > 1:
-        what = "window" if other == "sliding_window" else "chunk"
-        raise BadInput(f"engine: the tiny model has one {what}, not {sorted(reach)}; make them equal")
-    ratio = max(sizes) // min(sizes)
-    per_kind = {(group.kind, group.block_size) for group in config.groups}
-    if len(per_kind) > len(set(kinds)) or ratio not in _RATIOS or max(sizes) % min(sizes):
-        raise BadInput(
-            f"engine: no tiny model has block sizes {sorted(sizes)}; give each kind of group one block size, "
-            f"the larger {' or '.join(map(str, _RATIOS))} times the smaller"
-        )
-    if len(kinds) > 1 and 1 not in (kinds.count("full"), kinds.count(other)):
-        raise BadInput(
-            f"engine: vLLM would not form {kinds.count('full')} full and {kinds.count(other)} {other} groups from "
-            "any number of layers; make one of the two counts 1"
-        )
-    if sorted(kinds, key=kinds.index) != kinds:
-        raise BadInput("engine: vLLM puts groups of one kind side by side; reorder the groups")
-    model = {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
+    _check(config.groups)
+    largest = max(group.block_size for group in config.groups)
+    heads = largest // min(group.block_size for group in config.groups)
+    return {
+        "architectures": ["HitproofForCausalLM"],
+        "model_type": "llama",
         "dtype": DTYPE,
         "vocab_size": VOCABULARY,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": len(kinds),
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
+        "hidden_size": HEAD * max(2, heads),
+        "intermediate_size": HEAD,
+        "num_hidden_layers": len(config.groups),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
         "head_dim": HEAD,
-        "query_pre_attn_scalar": HEAD,
-        "layer_types": [_LAYER[kind] for kind in kinds],
-        "sliding_window": max(reach, default=config.max_model_len),
         "max_position_embeddings": config.max_model_len,
         "pad_token_id": 0,
         "eos_token_id": 1,
         "bos_token_id": 2,
+        "hitproof_layers": [
+            [group.kind, group.window or group.chunk, largest // group.block_size] for group in config.groups
+        ],
     }
-    if ratio > 1:
-        size = {group.kind: group.block_size for group in config.groups}
-        model |= {
-            "architectures": ["Gemma4ForCausalLM"],
-            "model_type": "gemma4_text",
-            "head_dim": HEAD * max(sizes) // size["sliding_window"],
-            "global_head_dim": HEAD * max(sizes) // size["full"],
-            "hidden_size_per_layer_input": 0,
-            "allow_global_per_layer_attribute_access": True,
-        }
-    if other == "chunked_local":
-        if ratio > 1:
-            raise BadInput("engine: the Llama-4 model has one head size; give all groups one block size")
-        if max(reach) % max(sizes):
+
+
+def _check(groups: tuple[Group, ...]) -> None:
+    """Refuse what vLLM would make other groups of, or none."""
+    for group in groups:
+        if group.kind not in KINDS:
+            raise NotModelled(f"engine: the tiny model has no {group.kind} layers; use {', '.join(KINDS)}")
+        if group.extra_retained_tokens:
+            raise NotModelled("engine: no layer of the tiny model keeps extra_retained_tokens; remove them")
+        if group.chunk and group.chunk % group.block_size:
             raise BadInput(
-                f"engine: vLLM's attention wants a chunk that is a multiple of the block size, not {max(reach)} with "
-                f"blocks of {max(sizes)} (make_local_attention_virtual_batches)"
+                f"engine: vLLM's attention wants a chunk that is a multiple of the block size, not {group.chunk} "
+                f"with blocks of {group.block_size} (make_local_attention_virtual_batches)"
             )
-        model |= {
-            "architectures": ["Llama4ForCausalLM"],
-            "model_type": "llama4_text",
-            "attention_chunk_size": max(reach),
-            "no_rope_layers": [int(kind == "chunked_local") for kind in kinds],
-            "intermediate_size_mlp": 128,
-            "interleave_moe_layer_step": 0,
-            "moe_layers": [],
-            "num_local_experts": 1,
-        }
-    return model
+    sizes = {group.block_size for group in groups}
+    if any(max(sizes) % size or size % min(sizes) for size in sizes):
+        raise BadInput(
+            f"engine: vLLM makes all pages equal and so has no block sizes {sorted(sizes)}; let the smallest divide "
+            "all and all divide the largest"
+        )
+    runs = [(spec, len(list(run))) for spec, run in groupby(groups)]
+    if len(runs) > len(set(groups)):
+        raise BadInput("engine: vLLM puts equal groups side by side; reorder the groups")
+    if len(groups) > 1 and len({(group.kind, group.window, group.chunk) for group in groups}) == 1:
+        raise BadInput(f"engine: vLLM would make one group of {', '.join(group.label for group in groups)}")
+    if min(count for _, count in runs) > 1:
+        counts = " and ".join(f"{count} of {spec.label}" for spec, count in runs)
+        raise BadInput(f"engine: vLLM forms {counts} from no number of layers; give one of them a count of 1")

@@ -132,12 +132,6 @@ def test_output_of_unfinished_request(engine: EngineTarget) -> None:
     assert engine.run(grown).hits == ModelTarget().run(grown).hits == (0, 64, 128)
 
 
-def test_lora_is_refused(engine: EngineTarget) -> None:
-    """LoRA is refused by name."""
-    with pytest.raises(NotModelled, match="the tiny model has no LoRA adapters"):
-        engine.run(trace(TIGHT, "submit a S:90 lora=l"))
-
-
 def test_same_run_twice(engine: EngineTarget) -> None:
     """A trace run twice on one engine gives the same run: nothing is left of the first."""
     tried = trace(TIGHT, *random_ops(7))
@@ -204,16 +198,38 @@ def test_hit_that_the_engine_cannot_show(engine: EngineTarget) -> None:
 
 
 def test_different_block_sizes(engine: EngineTarget) -> None:
-    """Groups of different block size are made by different head sizes."""
-    config = small(window(32), window(32), full(64), retention_interval=0)
+    """Groups of different block size are made by different numbers of key-value heads."""
+    config = small(window(32), window(32), full(96), full(64 * 3), retention_interval=0)
     assert same_hits(engine, trace(config, *random_ops(8))) >= 5
 
 
-def test_chunked_local(engine: EngineTarget) -> None:
-    """Chunked local attention beside full, in a Llama-4 model: the same hits, and the same contents."""
-    config = small(Group(kind="chunked_local", block_size=32, chunk=64), full(), num_blocks=40)
+def test_every_kind_at_once(engine: EngineTarget) -> None:
+    """Two windows, chunks and full attention in one model: the same hits, and the same contents."""
+    windows = (Group(kind="sliding_window", block_size=32, window=size) for size in (40, 97))
+    config = small(*windows, Group(kind="chunked_local", block_size=32, chunk=64), full())
     assert same_hits(engine, trace(config, *random_ops(9))) >= 5
-    assert_contents(engine, trace(config, *random_ops(9)))
+    assert_contents(engine, trace(config, *CONTENT))
+
+
+ADAPTED = (
+    *("submit a S:90 out=4 lora=x", "drain", "submit b S:90 out=4 lora=x", "drain"),
+    *("submit c S:90 out=3 salt=x", "submit d S:90 out=3", "submit e S:90 out=3 lora=x@y", "drain"),
+    *("submit f S:90 out=3 lora=x@y", "drain"),
+)
+
+
+def test_adapters(engine: EngineTarget) -> None:
+    """LoRA adapters share blocks with themselves alone: not with a salt of their name, nor another path."""
+    adapted = trace(TIGHT, *ADAPTED)
+    assert engine.run(adapted).hits == ModelTarget().run(adapted).hits == (0, 64, 0, 0, 0, 64)
+    kept = engine.content(adapted)
+    assert (kept.requests, kept.text("cpu").split(":")[0]) == (2, "hit-content HOLDS")
+
+
+def test_more_adapters_than_served_are_refused(engine: EngineTarget) -> None:
+    """Requests with a ninth adapter would wait for the others."""
+    with pytest.raises(NotModelled, match="9 adapters; it serves 8 at once"):
+        engine.run(trace(TIGHT, *(f"submit r{i} S:9 lora=x{i}" for i in range(9)), "drain"))
 
 
 def test_other_block_size_is_refused(engine: EngineTarget) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
 from hitproof.model import BadInput, CacheConfig, Group, NotModelled, Trace, parse_op
 from hitproof.replay import env, tiny_model
-from hitproof.replay.engine import EngineTarget
+from hitproof.replay.engine import EngineTarget, environment
+from hitproof.replay.process import ROOT
 from hitproof.replay.token_ids import SPECIAL_TOKENS, VOCABULARY, token_id
 
 
@@ -21,67 +24,101 @@ def full(block_size: int = 32) -> Group:
     return Group(kind="full", block_size=block_size)
 
 
+def chunked(chunk: int, block_size: int = 32) -> Group:
+    return Group(kind="chunked_local", block_size=block_size, chunk=chunk)
+
+
+def layers(*groups: Group) -> list[list[object]]:
+    layers: list[list[object]] = tiny_model.model_config(CacheConfig(num_blocks=99, groups=groups))[
+        "hitproof_layers"
+    ]
+    return layers
+
+
 @pytest.mark.parametrize("windows", range(1, 7))
 def test_a_layer_per_group(windows: int) -> None:
     """Every group is one layer, in the trace's order."""
-    config = CacheConfig(num_blocks=99, groups=(window(),) * windows + (full(),))
-    model = tiny_model.model_config(config)
-    assert model["layer_types"] == ["sliding_attention"] * windows + ["full_attention"]
-    assert model["sliding_window"] == 64
+    assert layers(*(window(),) * windows, full()) == [["sliding_window", 64, 1]] * windows + [
+        ["full", None, 1]
+    ]
 
 
-def test_block_sizes_by_head_sizes() -> None:
-    """The kind with the smaller blocks gets the larger head, so that all pages are equal."""
-    config = CacheConfig(num_blocks=99, groups=(window(32), full(64)))
-    model = tiny_model.model_config(config)
-    assert (model["head_dim"], model["global_head_dim"]) == (64, 32)
+def test_several_windows_beside_chunks() -> None:
+    """Each layer has a reach of its own."""
+    assert layers(window(size=40), window(size=97), chunked(64)) == [
+        ["sliding_window", 40, 1],
+        ["sliding_window", 97, 1],
+        ["chunked_local", 64, 1],
+    ]
+
+
+def test_block_sizes_by_key_value_heads() -> None:
+    """The smaller the blocks of a layer, the more heads it keeps, so that all pages are equal."""
+    assert layers(window(32), full(96), full(192)) == [
+        ["sliding_window", 64, 6],
+        ["full", None, 2],
+        ["full", None, 1],
+    ]
+    model = tiny_model.model_config(CacheConfig(num_blocks=99, groups=(window(32), full(96))))
+    assert (model["num_attention_heads"], model["head_dim"], model["hidden_size"]) == (3, 32, 96)
 
 
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ((window(), window(size=96), full()), r"one window, not \[64, 96\]"),
-        ((window(32), full(96)), r"no tiny model has block sizes \[32, 96\]"),
-        ((window(32), window(64), full()), r"no tiny model has block sizes \[32, 64\]"),
-        ((window(), window(), full(), full()), "would not form 2 full and 2 sliding_window groups"),
-        ((window(), full(), window()), "side by side; reorder"),
+        ((window(64), full(96)), r"all pages equal and so has no block sizes \[64, 96\]; let the smallest"),
+        ((window(32), full(64), full(96)), r"has no block sizes \[32, 64, 96\]"),
+        ((window(), window(), full(), full()), "forms 2 of window:32/64 and 2 of full:32 from no number"),
+        ((window(), full(), window()), "puts equal groups side by side; reorder"),
+        ((full(), full()), "would make one group of full:32, full:32$"),
+        ((full(), full(64)), "would make one group of full:32, full:64$"),
+        ((chunked(48), full()), "a multiple of the block size, not 48 with blocks of 32"),
     ],
 )
 def test_refused(groups: tuple[Group, ...], message: str) -> None:
-    """Groups that no tiny model gives are refused with what to change."""
+    """Groups that vLLM would not make of any layers are refused with what to change."""
     with pytest.raises(BadInput, match=message):
-        tiny_model.model_config(CacheConfig(num_blocks=99, groups=groups))
+        layers(*groups)
 
 
-def chunked(chunk: int, block_size: int = 32) -> Group:
-    return Group(kind="chunked_local", block_size=block_size, chunk=chunk)
+def test_tokens_kept_below_a_window_are_refused() -> None:
+    """No layer asks for them."""
+    kept = Group(kind="sliding_window", block_size=32, window=64, extra_retained_tokens=32)
+    with pytest.raises(NotModelled, match="keeps extra_retained_tokens; remove them"):
+        layers(kept, full())
 
 
-def test_chunked_local_is_a_llama4() -> None:
-    """Layers without rope are full attention, the others chunked local."""
-    model = tiny_model.model_config(CacheConfig(num_blocks=99, groups=(chunked(64), chunked(64), full())))
-    assert model["architectures"] == ["Llama4ForCausalLM"]
-    assert (model["no_rope_layers"], model["attention_chunk_size"]) == ([1, 1, 0], 64)
-
-
-def test_chunk_that_kernels_lack_is_refused() -> None:
-    """A chunk must be a multiple of the block size."""
-    with pytest.raises(BadInput, match="a multiple of the block size, not 48 with blocks of 32"):
-        tiny_model.model_config(CacheConfig(num_blocks=99, groups=(chunked(48), full())))
-
-
-def test_three_kinds_are_refused() -> None:
-    """No model has windows beside chunks."""
-    with pytest.raises(BadInput, match="no tiny model has chunked_local and sliding_window groups"):
-        tiny_model.model_config(CacheConfig(num_blocks=99, groups=(window(), chunked(64), full())))
-
-
-def test_written_file(tmp_path: Path) -> None:
-    """The folder holds the config and nothing else."""
+def test_written_files(tmp_path: Path) -> None:
+    """The folder holds the config, and the layers as a plugin that Python's metadata finds."""
     config = CacheConfig(num_blocks=99, groups=(full(),))
     tiny_model.write(config, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
     assert json.loads((tmp_path / "config.json").read_text()) == tiny_model.model_config(config)
+    [plugin] = [
+        point
+        for found in distributions(path=[str(tmp_path)])
+        for point in found.entry_points.select(group="vllm.general_plugins")
+    ]
+    assert (tmp_path / f"{plugin.module}.py").read_text() == (ROOT / "replay" / "tiny_layers.py").read_text()
+    assert plugin.attr == "register"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, {"PYTHONPATH": "model"}),
+        ({"PYTHONPATH": "mine"}, {"PYTHONPATH": f"model{os.pathsep}mine"}),
+        ({"VLLM_PLUGINS": "a"}, {"PYTHONPATH": "model", "VLLM_PLUGINS": "a,hitproof_tiny"}),
+    ],
+)
+def test_variables(given: dict[str, str], found: dict[str, str]) -> None:
+    """VLLM finds the plugin beside what the user has, also where the user allows some plugins alone."""
+    assert tiny_model.variables(Path("model"), given) == found
+
+
+def test_threads_are_left_unbound_where_that_works() -> None:
+    """Release 0.20 reads a list of cores even where none is to be bound."""
+    assert environment("0.32.0")["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert int(environment("0.20.1")["VLLM_CPU_OMP_THREADS_BIND"]) in os.sched_getaffinity(0)
 
 
 def test_tokens_are_ordinary_and_differ_by_stream() -> None:

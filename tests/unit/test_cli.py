@@ -2,10 +2,13 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from hitproof.cli import main as cli
+from hitproof.replay.counterexample import Counterexample
+from hitproof.replay.tiny_model import refusal
 
 
 @pytest.fixture
@@ -66,6 +69,17 @@ def test_hunt_finds_shrinks_and_stores(hitproof, tmp_path, monkeypatch):
     assert (code, text.splitlines()[0][:32]) == (0, "VIOLATED  hit-survives-half-pool")
     code, _ = hitproof("replay", find["path"], "--target", "model")
     assert code == 0
+
+
+def test_hunt_for_what_an_engine_takes(hitproof, tmp_path, monkeypatch):
+    """Only traces count, and remain while shrinking, whose pool holds one of their requests."""
+    monkeypatch.setattr("hitproof.cli.hunt._trees", lambda releases, required: {})
+    words = ("--semantics", "0.28.0", "--property", "hit-content", "--budget", "90s", "--for-engine")
+    code, out = hitproof("hunt", *words, "--out", tmp_path / "found", "--json")
+    assert code == 1
+    report = json.loads(out)
+    assert refusal(Counterexample.load(Path(report["finds"][0]["path"])).trace) == ""
+    assert report["verdicts"]["0.28.0"]["hit-content"]["verdict"] == "VIOLATED"
 
 
 def test_hunting_a_promise_that_holds_exits_with_0(hitproof, tmp_path, monkeypatch):

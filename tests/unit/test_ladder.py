@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from pathlib import Path
 
 import attrs
 import pytest
@@ -16,7 +17,10 @@ from hitproof.model import (
     Run,
     Trace,
     parse_op,
+    under,
 )
+from hitproof.replay.content import Content
+from hitproof.replay.engine import EngineTarget
 from hitproof.replay.ladder import RUNGS, TOLERANCES, climb, replayed
 
 CONFIG = CacheConfig(
@@ -142,6 +146,55 @@ def test_promise_is_judged_on_the_target_that_shows_enough():
     """The model's own run shows calls and state."""
     found = replayed(trace(), ModelTarget(), "model", "hit-survives-half-pool")
     assert (found.verdict, found.promise) == ("as expected", "hit-survives-half-pool VIOLATED, judged here")
+
+
+class Answering(EngineTarget):
+    """An engine of 0.28.0 with the model's hits, and answers that are ``largest`` off the cold ones."""
+
+    def __init__(self, largest, requests=1):
+        super().__init__(Path("none"), version="0.28.0")
+        self.largest, self.requests = largest, requests
+
+    def run(self, trace):
+        """As the model does."""
+        ran = ModelTarget().run(under(trace, self.version))
+        return Run(trace=ran.trace, target=self.name, version=self.version, requests=ran.requests)
+
+    def content(self, trace, *, overwrite=False):
+        """One request off."""
+        return Content(requests=self.requests, tokens=1, largest=self.largest, worst="request r1 (hit 4)")
+
+
+ADAPTER_AND_SALT = ("submit r0 A:5 out=1 lora=a", "drain", "submit r1 A:5 out=1 salt=a", "drain")
+
+
+@pytest.mark.parametrize(
+    ("ops", "property_id", "largest", "requests", "verdict", "reason"),
+    [
+        (ADAPTER_AND_SALT, "hit-content", 1.0, 1, "as expected", ""),
+        (
+            ADAPTER_AND_SALT,
+            "hit-content",
+            0.0,
+            1,
+            "not reproduced",
+            "but answers from the cache equal cold ones",
+        ),
+        (ADAPTER_AND_SALT, "hit-content", 0.0, 0, "as expected", ""),
+        (ADAPTER_AND_SALT, "resend-hits", 1.0, 1, "content differs", "request r1 (hit 4)"),
+        (ADAPTER_AND_SALT, "", 1.0, 1, "content differs", "request r1 (hit 4)"),
+        (OPS, "hit-content", 1.0, 1, "content differs", "request r1 (hit 4)"),
+        (OPS, "", 0.0, 1, "as expected", ""),
+    ],
+)
+def test_contents_on_the_engine(ops, property_id, largest, requests, verdict, reason):
+    """Other contents are a finding of their own, but for a counterexample that is about them: there, equal
+    contents are.
+    """
+    found = replayed(trace(*ops), Answering(largest, requests), "engine", property_id)
+    assert found.verdict == verdict
+    assert reason in found.reason
+    assert bool(reason) is bool(found.reason)
 
 
 def test_hit_that_a_rung_cannot_show_is_not_compared():
