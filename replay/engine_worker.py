@@ -25,7 +25,7 @@ from hitproof.model import (
 )
 from hitproof.model.ops import Abort, Drain, Op, Reset, Step, Submit
 from hitproof.replay.content import TOP, Content, Heard, compare
-from hitproof.replay.tiny_model import DTYPE, model_config
+from hitproof.replay.tiny_model import DTYPE, block_size, model_config
 from hitproof.replay.token_ids import RequestTokens, tokens_of
 
 RETENTION = "prefix_cache_retention_interval"
@@ -59,8 +59,8 @@ def handlers(
     }
 
 
-def engine_arguments(config: CacheConfig, model: str, device: str) -> dict[str, Any]:
-    """The arguments of ``LLM`` that make one engine step one step of the trace."""
+def engine_arguments(config: CacheConfig, model: str, device: str, release: str) -> dict[str, Any]:
+    """The arguments of that release's ``LLM`` that make one engine step one step of the trace."""
     arguments: dict[str, Any] = {
         "model": model,
         "load_format": "dummy",
@@ -71,7 +71,7 @@ def engine_arguments(config: CacheConfig, model: str, device: str) -> dict[str, 
         "enable_chunked_prefill": True,
         "disable_hybrid_kv_cache_manager": False,
         "num_gpu_blocks_override": config.num_blocks,
-        "block_size": min(group.block_size for group in config.groups),
+        "block_size": block_size(config, release),
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "max_num_seqs": config.max_num_seqs,
         "max_model_len": config.max_model_len,
@@ -111,7 +111,7 @@ class Engine:
         self._sampling, self._lora_request, self._write_adapter = SamplingParams, LoRARequest, write_adapter
         self._adapters: dict[tuple[str, str], Any] = {}
         self._model, self._width = Path(model), model_config(config)["hidden_size"]
-        arguments = engine_arguments(config, model, device) | extra
+        arguments = engine_arguments(config, model, device, config.semantics) | extra
         if RETENTION not in {field.name for field in dataclasses.fields(EngineArgs)}:
             retention = arguments.pop(RETENTION)
             if retention is not None:

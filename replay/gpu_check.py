@@ -29,7 +29,7 @@ from hitproof.replay.counterexample import stored, write_whole
 from hitproof.replay.engine import EngineTarget
 from hitproof.replay.gpu_bundle import MANIFEST, make, unpack
 from hitproof.replay.ladder import Replayed, replayed
-from hitproof.replay.scale import fitting, scaled
+from hitproof.replay.scale import CUDA_BLOCK, KERNEL_BLOCK, fitting, scaled
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,7 +60,12 @@ NATIVE = {
 }
 """Arguments of ``LLM`` for a vLLM without compiled extension: Triton attention, PyTorch's own operators."""
 
-NATIVE_VARIABLES = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "TORCH_COMPILE_DISABLE": "1"}
+NATIVE_VARIABLES = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "TORCH_COMPILE_DISABLE": "1",
+}
+"""The second model runner, 0.25's choice for such a model, maps host memory with a compiled operator."""
 
 CONTENT = (
     "submit a S:90 out=4",
@@ -79,10 +84,10 @@ CONTENT_CONFIG = "CE-0002"
 """The case whose config, and engine, they use."""
 
 
-def traces() -> Iterator[tuple[str, str, Trace]]:
-    """Name, property and trace of everything to replay, scaled to blocks that kernels take."""
+def traces(device: str) -> Iterator[tuple[str, str, Trace]]:
+    """Name, property and trace of everything to replay, scaled to blocks that the device's kernels take."""
     for case in stored(ROOT / "counterexamples"):
-        factor = fitting(case.trace)
+        factor = fitting(case.trace, CUDA_BLOCK if device == "cuda" else KERNEL_BLOCK)
         name = case.name + (f" x{factor}" if factor > 1 else "")
         yield name, case.finding.property_id, scaled(case.trace, factor)
         if case.name == CONTENT_CONFIG:
@@ -103,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     has = facts(args.python)
     report: dict[str, Any] = {"device": args.device, "facts": has, "vllm": None, "could_not": [], "rows": []}
-    todo = list(traces())
+    todo = list(traces(args.device))
     try:
         _check(has, args)
         with (

@@ -12,7 +12,11 @@ from hitproof.model.groups import Group
 
 KERNEL_BLOCK = 32
 """Attention kernels of vLLM's CPU build take blocks of a multiple of this many tokens
-(``get_supported_kernel_block_sizes`` in ``v1/attention/backends/cpu_attn.py``); CUDA's take these, too."""
+(``get_supported_kernel_block_sizes`` in ``v1/attention/backends/cpu_attn.py``)."""
+
+CUDA_BLOCK = 16
+"""The same of CUDA's Triton and FlashAttention kernels. From 0.25.0 to 0.29.0 layers with a window begin with
+blocks of this size, and keep it where there are no others (``tiny_model.block_size``)."""
 
 
 def scaled(trace: Trace, factor: int) -> Trace:
@@ -56,10 +60,10 @@ def scaled(trace: Trace, factor: int) -> Trace:
     return longer
 
 
-def fitting(trace: Trace) -> int:
-    """The smallest factor at which every block size is a multiple of ``KERNEL_BLOCK``."""
+def fitting(trace: Trace, kernel_block: int = KERNEL_BLOCK) -> int:
+    """The smallest factor at which every block size is a multiple of what kernels take."""
     unit = math.gcd(*(group.block_size for group in trace.config.groups))
-    return math.lcm(unit, KERNEL_BLOCK) // unit
+    return math.lcm(unit, kernel_block) // unit
 
 
 def _group(group: Group, factor: int) -> Group:

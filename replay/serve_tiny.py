@@ -55,7 +55,7 @@ class TinyServer:
         tiny_model.write(config, Path(self._folder.name))
         command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
         by_argument = parse_release(self.version) >= RETENTION_ARGUMENT_SINCE
-        command += ["--port", str(self.port), *flags(config, self._folder.name, by_argument)]
+        command += ["--port", str(self.port), *flags(config, self._folder.name, self.version)]
         if details:
             command.append("--enable-prompt-tokens-details")
         variables = {
@@ -138,14 +138,14 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def flags(config: CacheConfig, model: str, retention: bool = True) -> list[str]:
-    """The engine's arguments as the API server takes them. ``retention``: it has that argument."""
+def flags(config: CacheConfig, model: str, release: str) -> list[str]:
+    """The engine's arguments as that release's API server takes them."""
     out: list[str] = []
-    for name, value in engine_arguments(config, model, "cpu").items():
+    for name, value in engine_arguments(config, model, "cpu", release).items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             out.append(f"--{flag}" if value else f"--no-{flag}")
-        elif name != RETENTION or retention:
+        elif name != RETENTION or parse_release(release) >= RETENTION_ARGUMENT_SINCE:
             out += [f"--{flag}", str(value)]
     return out
 

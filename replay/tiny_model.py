@@ -23,6 +23,7 @@ from typing import Any
 
 from hitproof.model import BadInput, CacheConfig, Group, NotModelled, Trace
 from hitproof.model.groups import cdiv
+from hitproof.model.semantics import parse_release
 from hitproof.replay.scale import fitting, scaled
 from hitproof.replay.token_ids import VOCABULARY
 
@@ -82,6 +83,18 @@ def variables(folder: Path, given: Mapping[str, str]) -> dict[str, str]:
     if "VLLM_PLUGINS" in given:
         found["VLLM_PLUGINS"] = f"{given['VLLM_PLUGINS']},{_PLUGIN}"
     return {**given, **found}
+
+
+def block_size(config: CacheConfig, release: str) -> int:
+    """The ``block_size`` to ask that release for, so that every group gets its own.
+
+    From 0.25.0 to 0.29.0 it is that of layers without a window alone: layers with one begin with the smallest
+    that their kernels take (``Attention.get_kv_cache_spec`` in ``model_executor/layers/attention/attention.py``).
+    """
+    chosen = [group.block_size for group in config.groups if group.kind != "sliding_window"]
+    if chosen and (0, 25) <= parse_release(release)[:2] < (0, 30):
+        return min(chosen)
+    return min(group.block_size for group in config.groups)
 
 
 def model_config(config: CacheConfig) -> dict[str, Any]:

@@ -115,6 +115,21 @@ def test_variables(given: dict[str, str], found: dict[str, str]) -> None:
     assert tiny_model.variables(Path("model"), given) == found
 
 
+@pytest.mark.parametrize(
+    ("release", "groups", "size"),
+    [
+        ("0.24.0", (window(32), full(96)), 32),
+        ("0.25.0", (window(32), full(96)), 96),
+        ("0.29.0", (window(32), full(96), chunked(192, 192)), 96),
+        ("0.28.0", (window(32), window(64, 97)), 32),
+        ("0.30.0", (window(32), full(96)), 32),
+    ],
+)
+def test_block_size_to_ask_for(release: str, groups: tuple[Group, ...], size: int) -> None:
+    """Where layers with a window choose their own, it is that of the others."""
+    assert tiny_model.block_size(CacheConfig(num_blocks=99, groups=groups), release) == size
+
+
 def test_threads_are_left_unbound_where_that_works() -> None:
     """Release 0.20 reads a list of cores even where none is to be bound."""
     assert environment("0.32.0")["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"

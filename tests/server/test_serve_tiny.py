@@ -110,7 +110,7 @@ def test_flags():
         retention_interval=None,
         scheduler_reserve_full_isl=False,
     )
-    words = " ".join(flags(config, "folder"))
+    words = " ".join(flags(config, "folder", "0.32.0"))
     for flag in (
         "--model folder --load-format dummy --dtype float32 --skip-tokenizer-init --enforce-eager --no-async-scheduling",
         "--num-gpu-blocks-override 60 --block-size 32",
@@ -118,7 +118,7 @@ def test_flags():
         "--prefix-cache-retention-interval None",
     ):
         assert flag in words
-    assert "retention" not in " ".join(flags(config, "folder", retention=False))
+    assert "retention" not in " ".join(flags(config, "folder", "0.28.0"))
 
 
 def test_default_config_is_that_of_a_stored_case():

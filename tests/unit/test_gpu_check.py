@@ -22,7 +22,7 @@ HAS = {
     "triton": "3.6.0",
     "vllm": True,
 }
-NAMES = [name for name, _, _ in gpu_check.traces()]
+NAMES = [name for name, _, _ in gpu_check.traces("cuda")]
 
 
 class Card:
@@ -101,11 +101,11 @@ def test_everything_as_expected(check):
     assert {row["verdict"] for row in report["rows"]} == {"as expected"}
     assert (code, report["not_run"]) == (0, [])
     assert text.startswith(
-        "vLLM 0.25.0 on cuda: Python 3.12.3, torch 2.11.0, Triton 3.6.0, GPU a card\n\nCE-0001 x8          as expected"
+        "vLLM 0.25.0 on cuda: Python 3.12.3, torch 2.11.0, Triton 3.6.0, GPU a card\n\nCE-0001 x4          as expected"
     )
     assert report["rows"][0]["rows"][0] == {
         "request": "r0",
-        "prompt_tokens": 40,
+        "prompt_tokens": 20,
         "expected": "0",
         "observed": "0",
         "unseen": False,
@@ -118,7 +118,7 @@ def test_difference_and_fault(check):
     code, report, text = check(card=Card(odd={21}, broken={400}))
     assert code == 1
     assert [row["verdict"] for row in report["rows"][:3]] == ["differs", "harness fault", "harness fault"]
-    assert "\nCE-0001 x8          differs  " in text
+    assert "\nCE-0001 x4          differs  " in text
     assert check(card=Card(broken={400}))[0] == 3
 
 
@@ -129,11 +129,13 @@ def test_limit(check):
     assert report["could_not"][0] == f"{NAMES[0]}: the limit of -1 s was reached"
 
 
-def test_traces_have_blocks_that_kernels_take():
+@pytest.mark.parametrize(("device", "block"), [("cuda", 16), ("cpu", 32)])
+def test_traces_have_blocks_that_kernels_take(device, block):
     """All cases at scale, and one trace that has hits for the content check."""
-    found = list(gpu_check.traces())
+    found = list(gpu_check.traces(device))
     assert len(found) >= 17
-    assert all(group.block_size % 32 == 0 for _, _, trace in found for group in trace.config.groups)
+    assert min(group.block_size for _, _, trace in found for group in trace.config.groups) == block
+    assert all(group.block_size % block == 0 for _, _, trace in found for group in trace.config.groups)
     contents = next(trace for name, _, trace in found if name == "contents of hits")
     assert sum(1 for hit in ModelTarget().run(contents).hits if hit) >= 3
 
