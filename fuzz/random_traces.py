@@ -100,6 +100,16 @@ def random_trace(seed: int, release: str) -> Trace:
             break
         except BadInput:
             continue
+    return Trace(config=config, ops=_random_ops(rng, config), note=f"random trace, seed {seed}")
+
+
+def random_trace_on(config: CacheConfig, seed: int) -> Trace:
+    """The same on a given config."""
+    ops = _random_ops(random.Random(seed), config)  # noqa: S311
+    return Trace(config=config, ops=ops, note=f"random trace, seed {seed}")
+
+
+def _random_ops(rng: random.Random, config: CacheConfig) -> tuple[Op, ...]:
     unit = config.scheduler_block_size
     fits = (config.num_blocks - 2) / sum(1 / group.block_size for group in config.groups)
     longest = max(2, min(config.max_model_len - 1, int(fits * rng.choice((0.15, 0.3, 0.5, 0.9, 1.3)))))
@@ -128,7 +138,7 @@ def random_trace(seed: int, release: str) -> Trace:
             ops.append(Abort(request=rng.choice(earlier)[0]))
         if rng.random() < 0.05:
             ops.append(Reset())
-    return Trace(config=config, ops=(*ops, Drain()), note=f"random trace, seed {seed}")
+    return (*ops, Drain())
 
 
 def coverage(trace: Trace) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from hitproof.model import CacheConfig, HarnessFault, NotModelled, Run, Submit, Trace, under
+from hitproof.model import CacheConfig, HarnessFault, Run, Submit, Trace, under
 from hitproof.model.semantics import parse_release
 from hitproof.replay import env, tiny_model
 from hitproof.replay.content import Content
@@ -99,8 +99,7 @@ class EngineTarget:
         if self._worker is not None and self._serves == (trace.config, adapters):
             return self._worker
         self.close()
-        if trace.config.use_eagle:
-            raise NotModelled(tiny_model.NO_DRAFT)
+        tiny_model.check(trace.config)
         self._folder = tempfile.TemporaryDirectory(prefix="hitproof-model-")
         place = Path(self._folder.name)
         try:

@@ -119,11 +119,6 @@ class Engine:
         try:
             self._llm = LLM(**arguments)
         except ValueError as error:
-            if "at least one request" in str(error):
-                raise BadInput(
-                    f"config: num_blocks {config.num_blocks} cannot hold one request of max_model_len "
-                    f"{config.max_model_len}: raise num_blocks or lower max_model_len (vLLM: {error})"
-                ) from None
             raise BadInput(f"config: the engine refuses it: {error}") from None
         self._engine: Any = self._llm.llm_engine
         self._results: dict[str, RequestResult] = {}

@@ -46,6 +46,7 @@ class TinyServer:
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.version = env.release_of(python)
+        tiny_model.check(config)
         self.port = port or _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         if port and not _is_free(port):
@@ -92,11 +93,6 @@ class TinyServer:
         while True:
             if self._process.poll() is not None:
                 self._reader.join(timeout=5)
-                if any("at least one request" in line for line in self._tail):
-                    raise BadInput(
-                        f"config: num_blocks {config.num_blocks} cannot hold one request of max_model_len "
-                        f"{config.max_model_len}: raise num_blocks or lower max_model_len"
-                    )
                 raise HarnessFault(
                     f"the server ended while starting (exit status {self._process.returncode}); "
                     "end of its output:\n" + "\n".join(self._tail)

@@ -39,35 +39,41 @@ _LAYERS = Path(__file__).with_name("tiny_layers.py")
 _PLUGIN = "hitproof_tiny"
 
 
-NO_DRAFT = "engine: no tiny model has a draft model; set use_eagle to false"
-
-
 def refusal(trace: Trace) -> str:
-    """Why the engine would not take the trace, made to fit its kernels; empty if it would.
-
-    A pool must hold one request of ``max_model_len`` beside the null block: the newest and strictest form of
-    what vLLM checks at start (``get_kv_cache_configs`` in ``vllm/v1/core/kv_cache_utils.py``, 0.32.0;
-    ``max_admission_blocks_per_request`` of the specs).
-    """
-    if trace.config.use_eagle:
-        return NO_DRAFT
+    """Why the engine of the trace's release would not take it at its kernels' scale; empty if it would."""
     try:
-        config = scaled(trace, fitting(trace)).config
-        _check(config.groups)
+        check(scaled(trace, fitting(trace)).config)
     except BadInput as error:
         return str(error)
+    return ""
+
+
+def check(config: CacheConfig) -> None:
+    """BadInput or NotModelled if the engine of the config's release would refuse it, or form other groups.
+
+    From 0.20.1 a pool must hold one request of ``max_model_len``, from 0.29.0 beside the null block
+    (``get_kv_cache_configs`` in ``vllm/v1/core/kv_cache_utils.py``, ``max_admission_blocks_per_request`` of the
+    specs); before, vLLM compares the machine's memory instead.
+    """
+    if config.use_eagle:
+        raise NotModelled("engine: no tiny model has a draft model; set use_eagle to false")
+    _check_groups(config.groups)
     length = config.max_model_len
     needed = sum(
         rules.admission_cap(config.max_num_batched_tokens, length) or cdiv(length, group.block_size)
         for rules, group in zip(config.group_rules(), config.groups, strict=True)
     )
-    if needed < config.num_blocks:
-        return ""
-    return f"engine: num_blocks {config.num_blocks} cannot hold one request of {length} tokens: it needs {needed + 1}"
+    release = parse_release(config.semantics)
+    needed += release >= (0, 29, 0)
+    if release >= (0, 20, 1) and config.num_blocks < needed:
+        raise BadInput(
+            f"engine: num_blocks {config.num_blocks} cannot hold one request of max_model_len {length}, which needs "
+            f"{needed}: raise num_blocks or lower max_model_len"
+        )
 
 
 def write(config: CacheConfig, folder: Path) -> None:
-    """Write the model into ``folder``; BadInput or NotModelled if there is none for that config."""
+    """Write the model of a config that passed ``check`` into ``folder``."""
     (folder / "config.json").write_text(json.dumps(model_config(config), indent=2) + "\n")
     shutil.copy(_LAYERS, folder / f"{_PLUGIN}.py")
     about = folder / f"{_PLUGIN}-1.dist-info"
@@ -99,7 +105,6 @@ def block_size(config: CacheConfig, release: str) -> int:
 
 def model_config(config: CacheConfig) -> dict[str, Any]:
     """The model's ``config.json`` for one cache config."""
-    _check(config.groups)
     largest = max(group.block_size for group in config.groups)
     heads = largest // min(group.block_size for group in config.groups)
     return {
@@ -123,7 +128,7 @@ def model_config(config: CacheConfig) -> dict[str, Any]:
     }
 
 
-def _check(groups: tuple[Group, ...]) -> None:
+def _check_groups(groups: tuple[Group, ...]) -> None:
     """Refuse what vLLM would make other groups of, or none."""
     for group in groups:
         if group.kind not in KINDS:

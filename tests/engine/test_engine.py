@@ -249,7 +249,19 @@ def test_device_that_vllm_does_not_run_on_is_refused(engine: EngineTarget) -> No
             cuda.run(trace(TIGHT, "submit a S:90", "drain"))
 
 
-def test_pool_too_small_is_refused(engine: EngineTarget) -> None:
-    """A pool that cannot hold one request of max_model_len is refused with what to change."""
-    with pytest.raises(BadInput, match="num_blocks 10 cannot hold one request of max_model_len 512: raise"):
-        engine.run(trace(small(window(), full(), num_blocks=10), "submit a S:90", "drain"))
+def test_pool_too_small_is_refused(engine: EngineTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that cannot hold one request of max_model_len is refused as vLLM refuses it, to the block."""
+    short, enough = (
+        trace(small(window(), full(), num_blocks=n, max_model_len=300), "submit a S:90", "drain")
+        for n in (17, 18)
+    )
+    assert engine.run(enough).hits == (0,)
+    with pytest.raises(
+        BadInput, match="num_blocks 17 cannot hold one request of max_model_len 300, which needs 18"
+    ):
+        engine.run(short)
+    monkeypatch.setattr("hitproof.replay.tiny_model.check", lambda config: None)
+    with pytest.raises(
+        BadInput, match=r"config: the engine refuses it: To serve at least one request .*\(300\)"
+    ):
+        engine.run(short)

@@ -78,14 +78,14 @@ def test_block_sizes_by_key_value_heads() -> None:
 def test_refused(groups: tuple[Group, ...], message: str) -> None:
     """Groups that vLLM would not make of any layers are refused with what to change."""
     with pytest.raises(BadInput, match=message):
-        layers(*groups)
+        tiny_model.check(CacheConfig(num_blocks=999, groups=groups))
 
 
 def test_tokens_kept_below_a_window_are_refused() -> None:
     """No layer asks for them."""
     kept = Group(kind="sliding_window", block_size=32, window=64, extra_retained_tokens=32)
     with pytest.raises(NotModelled, match="keeps extra_retained_tokens; remove them"):
-        layers(kept, full())
+        tiny_model.check(CacheConfig(num_blocks=999, groups=(kept, full())))
 
 
 def test_written_files(tmp_path: Path) -> None:
@@ -113,6 +113,26 @@ def test_written_files(tmp_path: Path) -> None:
 def test_variables(given: dict[str, str], found: dict[str, str]) -> None:
     """VLLM finds the plugin beside what the user has, also where the user allows some plugins alone."""
     assert tiny_model.variables(Path("model"), given) == found
+
+
+@pytest.mark.parametrize(
+    ("release", "least"), [("0.20.0", 2), ("0.20.1", 17), ("0.28.0", 17), ("0.29.0", 18)]
+)
+def test_smallest_pool(release: str, least: int) -> None:
+    """One request of max_model_len: 10 blocks, and 7 for a window beside a step's tokens; later the null block too."""
+    for num_blocks in {least, least - 1} - {1}:
+        config = CacheConfig(
+            num_blocks=num_blocks,
+            groups=(window(), full()),
+            max_num_batched_tokens=128,
+            max_model_len=300,
+            semantics=release,
+        )
+        if num_blocks == least:
+            tiny_model.check(config)
+            continue
+        with pytest.raises(BadInput, match=f"max_model_len 300, which needs {least}: raise num_blocks"):
+            tiny_model.check(config)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+import attrs
 import pytest
 
 from hitproof.cli.main import main
@@ -51,9 +52,11 @@ def test_server_that_ends_while_starting(python):
 
 
 def test_pool_too_small_is_bad_input(python):
-    """What vLLM refuses at start is said as on the engine rung."""
-    with pytest.raises(BadInput, match="num_blocks 400 cannot hold one request of max_model_len 2048: raise"):
-        TinyServer(DEFAULT, python("echo ValueError: To serve at least one request with; exit 1"))
+    """What the engine rung refuses is refused here, before a server starts."""
+    with pytest.raises(
+        BadInput, match="num_blocks 99 cannot hold one request of max_model_len 2048, which needs"
+    ):
+        TinyServer(attrs.evolve(DEFAULT, num_blocks=99), python("exit 7"))
 
 
 def test_server_that_does_not_answer(python, tmp_path):

@@ -1,0 +1,113 @@
+"""Random traces on vLLM's engine beside the model, and its answers from the cache beside cold ones.
+
+    python benchmarks/engine_agreement.py [--traces N] [--seed N] [--vllm-python PATH] [--json FILE]
+
+For each of a few group layouts, N random traces (``hitproof.fuzz.random_traces``) with long prompts:
+the hits of all requests against the model's, their contents against cold answers, and the same once
+more with noise over the cache before each submit, which must show. It takes its time; Ctrl-C keeps
+the layouts done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from hitproof.fuzz.random_traces import random_trace_on
+from hitproof.model import CacheConfig, Group, ModelTarget, under
+from hitproof.replay import env
+from hitproof.replay.engine import EngineTarget
+from hitproof.replay.ladder import rows_of
+
+
+def window(size: int, block: int = 32) -> Group:
+    """A group of windows."""
+    return Group(kind="sliding_window", block_size=block, window=size)
+
+
+FULL = Group(kind="full", block_size=32)
+CHUNK = Group(kind="chunked_local", block_size=32, chunk=64)
+LAYOUTS = (
+    (FULL,),
+    (window(64),) * 3 + (FULL,),
+    (window(64), Group(kind="full", block_size=96)),
+    (window(40), window(97), CHUNK, FULL),
+    (Group(kind="chunked_local", block_size=64, chunk=128), Group(kind="full", block_size=64), FULL),
+)
+COLUMNS = ("groups", "traces", "requests", "preemptions", "differ", "with hits", "tokens", "largest", "noise")
+
+
+def measure(groups: Sequence[Group], seeds: Sequence[int], engine: EngineTarget, tick: Any) -> dict[str, Any]:
+    """One layout."""
+    config = CacheConfig(
+        num_blocks=48,
+        groups=tuple(groups),
+        max_num_batched_tokens=128,
+        max_num_seqs=3,
+        max_model_len=384,
+        semantics=engine.version,
+    )
+    found: dict[str, Any] = dict.fromkeys(COLUMNS[1:8], 0)
+    found |= {"groups": " + ".join(group.label for group in groups), "noise": []}
+    for seed in seeds:
+        trace = random_trace_on(config, seed)
+        seen, expected = engine.run(trace), ModelTarget().run(under(trace, engine.version))
+        rows = [row for row in rows_of(expected, seen, sees=engine.sees) if not row.unseen]
+        kept, broken = engine.content(trace), engine.content(trace, overwrite=True)
+        found["traces"] += 1
+        found["requests"] += len(rows)
+        found["preemptions"] += sum(result.preemptions for result in expected.requests)
+        found["differ"] += sum(not row.same for row in rows)
+        found["with hits"] += kept.requests
+        found["tokens"] += kept.tokens
+        found["largest"] = max(found["largest"], kept.largest)
+        found["noise"] += [broken.largest] if broken.requests else []
+        tick()
+    return found
+
+
+def main() -> None:
+    """Measure all layouts and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--traces", type=int, default=20, help="traces of each layout (default 20)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first one (default 0)")
+    parser.add_argument(
+        "--vllm-python", type=Path, help="an interpreter with vLLM (default: `hitproof vllm env`'s)"
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    console, done = Console(), []
+    seeds = range(options.seed, options.seed + options.traces)
+    python = env.python(given=options.vllm_python)
+    with EngineTarget(python) as engine, Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"vLLM {engine.version}", total=len(LAYOUTS) * len(seeds))
+        try:
+            for groups in LAYOUTS:
+                done.append(measure(groups, seeds, engine, lambda: progress.advance(task)))
+        except KeyboardInterrupt:
+            console.print("interrupted: the layouts done")
+        version = engine.version
+    table = Table(*COLUMNS, title=f"vLLM {version}")
+    for found in done:
+        least = f"{min(found['noise']):.1e}" if found["noise"] else "-"
+        cells = (found[name] for name in COLUMNS[1:7])
+        table.add_row(
+            found["groups"],
+            *map(str, cells),
+            f"{found['largest']:.1e}",
+            f"{least} to {max(found['noise'], default=0):.1f}",
+        )
+    console.print(table)
+    if options.json:
+        options.json.write_text(json.dumps({"release": version, "layouts": done}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
