@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hitproof.cli.common import bar, errors, fetch, interval_option, load_trace, plain
+from hitproof.cli.common import bar, errors, fetch, interval_option, load_case, plain
 from hitproof.model import RELEASES, BadInput, Semantics, Trace, under
 from hitproof.properties.registry import property_of
 from hitproof.replay import store
 from hitproof.replay.confirm import sight, spans
-from hitproof.replay.counterexample import Counterexample, Sighting, read_text, rewrite
+from hitproof.replay.counterexample import Sighting, rewrite
 from hitproof.replay.manager_target import HEIGHTS
 
 
@@ -49,10 +49,11 @@ def bisect_command(
     With --good and --bad only from one to the other, whichever is older, both included. Exit code 1 if the
     two releases do not have these verdicts, 2 if one refuses the trace, 3 after a harness fault.
     """
-    if name is None and '"finding"' not in read_text(case):
+    trace, loaded = load_case(case)
+    if name is None and loaded is None:
         raise BadInput(f"{case}: not a counterexample; name the promise to judge with --property")
-    loaded = Counterexample.load(case) if name is None else None
-    trace = load_trace(case) if loaded is None else loaded.trace
+    if name is not None:
+        loaded = None
     if keep and (loaded is None or retention is not None):
         raise BadInput("--keep: for a counterexample file as it is, without --property and --retention")
     interval = interval_option(retention, "--retention")

@@ -26,6 +26,9 @@ ENVIRONMENT = "env"
 """``--vllm env``: the vLLM that is installed in the environment of `hitproof vllm env`."""
 
 
+_COUNTEREXAMPLE = re.compile(r'"(?:finding|trace)"\s*:')
+
+
 def target_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The options that choose a target."""
 
@@ -180,12 +183,18 @@ def interval_option(text: str | None, option: str) -> int | Literal["keep"] | No
     return None if word == "dense" else int(word)
 
 
-def load_trace(path: Path) -> Trace:
-    """The trace of a trace file or of a counterexample file."""
+def load_case(path: Path) -> tuple[Trace, Counterexample | None]:
+    """The trace of a trace file, or of a counterexample file, and that counterexample."""
     text = read_text(path)
-    if '"finding"' in text:
-        return Counterexample.loads(text, str(path)).trace
+    if _COUNTEREXAMPLE.search(text):
+        case = Counterexample.loads(text, str(path))
+        return case.trace, case
     try:
-        return Trace.loads(text)
+        return Trace.loads(text), None
     except BadInput as error:
         raise type(error)(f"{path}: {error}") from None
+
+
+def load_trace(path: Path) -> Trace:
+    """The trace of a trace file or of a counterexample file."""
+    return load_case(path)[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -14,15 +13,13 @@ from xml.etree import ElementTree
 import attrs
 import click
 
-from hitproof.cli.common import ENVIRONMENT, open_target, plain, spinner, target_options
+from hitproof.cli.common import ENVIRONMENT, load_case, open_target, plain, spinner, target_options
 from hitproof.cli.scaling import at_scale, scale_option
 from hitproof.model import BadInput, Target, Trace
 from hitproof.replay import store
-from hitproof.replay.counterexample import Counterexample, read_text, write_whole
+from hitproof.replay.counterexample import write_whole
 from hitproof.replay.ladder import RUNGS, Replayed, climb, replayed
 from hitproof.replay.manager_target import HEIGHTS
-
-_COUNTEREXAMPLE = re.compile(r'"(?:finding|trace)"\s*:')
 
 CODES = (1, 3, 2, 0)
 """Of several replays: a finding says more than a fault, and a fault more than a refusal."""
@@ -117,15 +114,8 @@ def _meant_for(rung: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(path: Path, scale: str) -> _Case:
-    text = read_text(path)
-    if _COUNTEREXAMPLE.search(text):
-        found = Counterexample.loads(text, str(path))
-        case = _Case(found.name, found.trace, found.finding.property_id)
-    else:
-        try:
-            case = _Case(path.stem, Trace.loads(text))
-        except BadInput as error:
-            raise type(error)(f"{path}: {error}") from None
+    trace, found = load_case(path)
+    case = _Case(path.stem, trace) if found is None else _Case(found.name, trace, found.finding.property_id)
     try:
         longer, factor = at_scale(case.trace, scale)
     except BadInput as error:

@@ -99,7 +99,7 @@ class EngineTarget:
         if self._worker is not None and self._serves == (trace.config, adapters):
             return self._worker
         self.close()
-        tiny_model.check(trace.config)
+        tiny_model.check(trace.config, self.device)
         self._folder = tempfile.TemporaryDirectory(prefix="hitproof-model-")
         place = Path(self._folder.name)
         try:

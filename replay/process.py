@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 TAIL_BYTES = 64 * 1024
 FLOOD_BYTES = 32 * 1024 * 1024
+START = "start"
+"""The first answer; a worker whose start raises ends."""
 
 _BOOTSTRAP = """\
 import importlib, sys, types
@@ -95,7 +97,7 @@ class Worker:
         self._reader = threading.Thread(target=self._read_output, daemon=True)
         self._reader.start()
         try:
-            self._answer("start")
+            self._answer(START)
         except BaseException:
             self.close()
             raise
@@ -112,21 +114,28 @@ class Worker:
         try:
             if not self._receive.poll(self.timeout_s):
                 self.close()
+                self._await_end()
                 raise self._fault(f"no answer to {what} within {self.timeout_s:g} s")
             kind, value = self._receive.recv()
         except (EOFError, OSError):
-            try:
-                self._process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                self.close()
-            self._reader.join(timeout=5)
+            self._await_end()
             flooded = "its output flooded" if self._printed > FLOOD_BYTES else "it crashed"
             raise self._fault(f"{flooded} during {what} (exit status {self._process.returncode})") from None
         if kind == "error":
             raise value
         if kind == "crash":
+            if what == START:
+                self._await_end()
             raise self._fault(f"{what} raised in the worker:\n{value}")
         return value
+
+    def _await_end(self) -> None:
+        """Until the process has ended and all that it printed is read, so that a fault can show it."""
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.close()
+        self._reader.join(timeout=5)
 
     def _fault(self, what: str) -> HarnessFault:
         tail = b"".join(self._tail).decode(errors="replace").strip()

@@ -24,7 +24,7 @@ from typing import Any
 from hitproof.model import BadInput, CacheConfig, Group, NotModelled, Trace
 from hitproof.model.groups import cdiv
 from hitproof.model.semantics import parse_release
-from hitproof.replay.scale import fitting, scaled
+from hitproof.replay.scale import CUDA_BLOCK, KERNEL_BLOCK, fitting, scaled
 from hitproof.replay.token_ids import VOCABULARY
 
 DTYPE = "float32"
@@ -48,7 +48,7 @@ def refusal(trace: Trace) -> str:
     return ""
 
 
-def check(config: CacheConfig) -> None:
+def check(config: CacheConfig, device: str = "cpu") -> None:
     """BadInput or NotModelled if the engine of the config's release would refuse it, or form other groups.
 
     From 0.20.1 a pool must hold one request of ``max_model_len``, from 0.29.0 beside the null block
@@ -58,12 +58,19 @@ def check(config: CacheConfig) -> None:
     if config.use_eagle:
         raise NotModelled("engine: no tiny model has a draft model; set use_eagle to false")
     _check_groups(config.groups)
+    release = parse_release(config.semantics)
+    if _windows_choose(release) and all(group.kind == "sliding_window" for group in config.groups):
+        least = KERNEL_BLOCK if device == "cpu" and release >= (0, 29, 0) else CUDA_BLOCK
+        if least != min(group.block_size for group in config.groups):
+            raise BadInput(
+                f"engine: windows without other layers have blocks of {least} tokens in {config.semantics}, not of "
+                f"{min(group.block_size for group in config.groups)}: add a full group, or scale the trace otherwise"
+            )
     length = config.max_model_len
     needed = sum(
         rules.admission_cap(config.max_num_batched_tokens, length) or cdiv(length, group.block_size)
         for rules, group in zip(config.group_rules(), config.groups, strict=True)
     )
-    release = parse_release(config.semantics)
     needed += release >= (0, 29, 0)
     if release >= (0, 20, 1) and config.num_blocks < needed:
         raise BadInput(
@@ -98,9 +105,13 @@ def block_size(config: CacheConfig, release: str) -> int:
     that their kernels take (``Attention.get_kv_cache_spec`` in ``model_executor/layers/attention/attention.py``).
     """
     chosen = [group.block_size for group in config.groups if group.kind != "sliding_window"]
-    if chosen and (0, 25) <= parse_release(release)[:2] < (0, 30):
+    if chosen and _windows_choose(parse_release(release)):
         return min(chosen)
     return min(group.block_size for group in config.groups)
+
+
+def _windows_choose(release: tuple[int, int, int]) -> bool:
+    return (0, 25) <= release[:2] < (0, 30)
 
 
 def model_config(config: CacheConfig) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def test_pool_too_small_is_refused(engine: EngineTarget, monkeypatch: pytest.Mon
         BadInput, match="num_blocks 17 cannot hold one request of max_model_len 300, which needs 18"
     ):
         engine.run(short)
-    monkeypatch.setattr("hitproof.replay.tiny_model.check", lambda config: None)
+    monkeypatch.setattr("hitproof.replay.tiny_model.check", lambda config, device: None)
     with pytest.raises(
         BadInput, match=r"config: the engine refuses it: To serve at least one request .*\(300\)"
     ):

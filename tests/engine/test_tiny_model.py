@@ -7,6 +7,7 @@ import os
 from importlib.metadata import distributions
 from pathlib import Path
 
+import attrs
 import pytest
 
 from hitproof.model import BadInput, CacheConfig, Group, NotModelled, Trace, parse_op
@@ -133,6 +134,26 @@ def test_smallest_pool(release: str, least: int) -> None:
             continue
         with pytest.raises(BadInput, match=f"max_model_len 300, which needs {least}: raise num_blocks"):
             tiny_model.check(config)
+
+
+@pytest.mark.parametrize(
+    ("release", "device", "size"),
+    [("0.25.0", "cpu", 16), ("0.28.0", "cuda", 16), ("0.29.0", "cpu", 32), ("0.29.0", "cuda", 16)],
+)
+def test_windows_alone_choose_their_blocks(release: str, device: str, size: int) -> None:
+    """From 0.25.0 to 0.29.0, those that their kernels have; before and after, those that are asked for."""
+    other = 48 - size
+    config = CacheConfig(
+        num_blocks=99, groups=(window(size), window(size, 97)), max_model_len=300, semantics=release
+    )
+    tiny_model.check(config, device)
+    config = attrs.evolve(config, groups=(window(other), window(other, 97)))
+    with pytest.raises(
+        BadInput, match=f"blocks of {size} tokens in {release}, not of {other}: add a full group"
+    ):
+        tiny_model.check(config, device)
+    for free in ("0.24.0", "0.30.0"):
+        tiny_model.check(attrs.evolve(config, semantics=free), device)
 
 
 @pytest.mark.parametrize(
