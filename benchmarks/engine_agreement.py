@@ -3,16 +3,18 @@
     python benchmarks/engine_agreement.py [--traces N] [--seed N] [--vllm-python PATH] [--json FILE]
 
 For each of a few group layouts, N random traces (``hitproof.fuzz.random_traces``) with long prompts:
-the hits of all requests against the model's, their contents against cold answers, and the same once
-more with noise over the cache before each submit, which must show. It takes its time; Ctrl-C keeps
-the layouts done.
+the hits of all requests against the model's, the largest difference of their answers from cold ones, and
+the same with noise over the cache before each submit, smallest and largest over the traces. Exit code 1 if
+a hit or an answer differs, or noise never shows. Ctrl-C keeps the layouts done.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from hitproof.fuzz.random_traces import random_trace_on
-from hitproof.model import CacheConfig, Group, ModelTarget, under
+from hitproof.model import BadInput, CacheConfig, Group, ModelTarget, under
 from hitproof.replay import env
+from hitproof.replay.content import TOLERANCE
 from hitproof.replay.engine import EngineTarget
 from hitproof.replay.ladder import rows_of
 
@@ -41,35 +44,41 @@ LAYOUTS = (
     (window(40), window(97), CHUNK, FULL),
     (Group(kind="chunked_local", block_size=64, chunk=128), Group(kind="full", block_size=64), FULL),
 )
-COLUMNS = ("groups", "traces", "requests", "preemptions", "differ", "with hits", "tokens", "largest", "noise")
+WIDTH = 140
+COUNTS = ("traces", "refused", "requests", "preemptions", "differ", "with hits", "tokens")
 
 
 def measure(groups: Sequence[Group], seeds: Sequence[int], engine: EngineTarget, tick: Any) -> dict[str, Any]:
     """One layout."""
     config = CacheConfig(
-        num_blocks=48,
+        num_blocks=36,
         groups=tuple(groups),
         max_num_batched_tokens=128,
         max_num_seqs=3,
         max_model_len=384,
         semantics=engine.version,
     )
-    found: dict[str, Any] = dict.fromkeys(COLUMNS[1:8], 0)
-    found |= {"groups": " + ".join(group.label for group in groups), "noise": []}
+    found: dict[str, Any] = dict.fromkeys((*COUNTS, "cold"), 0)
+    labels = [f"{len(list(same))} x {label}" for label, same in groupby(group.label for group in groups)]
+    found |= {"groups": ", ".join(labels), "noise": []}
     for seed in seeds:
+        tick()
         trace = random_trace_on(config, seed)
-        seen, expected = engine.run(trace), ModelTarget().run(under(trace, engine.version))
+        try:
+            seen, expected = engine.run(trace), ModelTarget().run(under(trace, engine.version))
+            kept, broken = engine.content(trace), engine.content(trace, bug="noise")
+        except BadInput:
+            found["refused"] += 1
+            continue
         rows = [row for row in rows_of(expected, seen, sees=engine.sees) if not row.unseen]
-        kept, broken = engine.content(trace), engine.content(trace, overwrite=True)
         found["traces"] += 1
         found["requests"] += len(rows)
         found["preemptions"] += sum(result.preemptions for result in expected.requests)
         found["differ"] += sum(not row.same for row in rows)
         found["with hits"] += kept.requests
         found["tokens"] += kept.tokens
-        found["largest"] = max(found["largest"], kept.largest)
+        found["cold"] = max(found["cold"], kept.largest)
         found["noise"] += [broken.largest] if broken.requests else []
-        tick()
     return found
 
 
@@ -83,7 +92,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    console, done = Console(), []
+    console, done = Console(width=None if sys.stdout.isatty() else WIDTH), []
     seeds = range(options.seed, options.seed + options.traces)
     python = env.python(given=options.vllm_python)
     with EngineTarget(python) as engine, Progress(console=Console(stderr=True), transient=True) as progress:
@@ -94,19 +103,18 @@ def main() -> None:
         except KeyboardInterrupt:
             console.print("interrupted: the layouts done")
         version = engine.version
-    table = Table(*COLUMNS, title=f"vLLM {version}")
+    table = Table("groups", *COUNTS, "from cold", "with noise", title=f"vLLM {version}")
     for found in done:
-        least = f"{min(found['noise']):.1e}" if found["noise"] else "-"
-        cells = (found[name] for name in COLUMNS[1:7])
-        table.add_row(
-            found["groups"],
-            *map(str, cells),
-            f"{found['largest']:.1e}",
-            f"{least} to {max(found['noise'], default=0):.1f}",
-        )
+        noise = f"{min(found['noise']):.1e} to {max(found['noise']):.1f}" if found["noise"] else "-"
+        table.add_row(found["groups"], *(str(found[name]) for name in COUNTS), f"{found['cold']:.1e}", noise)
     console.print(table)
     if options.json:
         options.json.write_text(json.dumps({"release": version, "layouts": done}, indent=2) + "\n")
+    limit = TOLERANCE["cpu"]
+    if any(
+        found["differ"] or found["cold"] > limit or max(found["noise"], default=0) < limit for found in done
+    ):
+        sys.exit("a hit is not the model's, an answer is not the cold one, or noise never showed")
 
 
 if __name__ == "__main__":

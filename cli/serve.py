@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import attrs
 import click
 
 from hitproof.cli.common import load_trace, spinner
@@ -49,7 +48,6 @@ def serve_tiny_command(
     if trace is not None:
         loaded, factor = at_scale(load_trace(trace), scale)
         config, words = loaded.config, f"{trace}" + ("" if factor == 1 else f" --scale {factor}")
-    config = attrs.evolve(config, semantics=env.release_of(python))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with spinner("starting the server") as say:
         server = TinyServer(config, python, port=port, resettable=not no_reset, progress=say)

@@ -19,7 +19,7 @@ TOP = 20
 
 TOLERANCE = {"cpu": 1e-4, "cuda": 1e-2}
 """Largest difference of a log-probability. On the CPU in float32 cached and cold answers of the tiny model
-differ by up to 3e-6, since chunks are cut otherwise, and noise over the cache moves them by 0.3 to 3
+differ by up to 3e-6, since chunks are cut otherwise, and noise over the cache moves them by 0.3 and more
 (docs/engine.md). CUDA rounds products to TF32 and is given a hundred times as much; it was never measured."""
 
 Heard: TypeAlias = list[dict[int, float]]
@@ -27,19 +27,41 @@ Heard: TypeAlias = list[dict[int, float]]
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Content:
-    """What the check compared and found. ``requests``: those with a hit; ``tokens``: output positions;
-    ``largest``: of the differences; ``worst``: where it was.
+class Answer:
+    """One request's answer from cached blocks beside the cold one: output tokens compared, the largest
+    difference of a log-probability, and where it was.
     """
 
-    requests: int = 0
-    tokens: int = 0
-    largest: float = 0.0
-    worst: str = ""
+    request: str
+    tokens: int
+    largest: float
+    where: str = ""
 
-    def broken(self, device: str) -> bool:
-        """Whether some answer was another than the cold one."""
-        return self.largest > TOLERANCE[device]
+
+@attrs.frozen(kw_only=True, slots=True)
+class Content:
+    """What the check compared: the answers of finished requests with a hit, in the order of submission."""
+
+    answers: tuple[Answer, ...] = ()
+
+    @property
+    def requests(self) -> int:
+        """Requests compared."""
+        return len(self.answers)
+
+    @property
+    def tokens(self) -> int:
+        """Output positions compared."""
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def largest(self) -> float:
+        """Of all differences."""
+        return max((answer.largest for answer in self.answers), default=0.0)
+
+    def first(self, device: str) -> Answer | None:
+        """The first answer that is another than the cold one."""
+        return next((answer for answer in self.answers if answer.largest > TOLERANCE[device]), None)
 
     def text(self, device: str) -> str:
         """One line: the verdict and what it rests on."""
@@ -49,31 +71,26 @@ class Content:
             f"{self.requests} requests with hits, {self.tokens} output tokens against cold runs, "
             f"largest difference {self.largest:.1e} (tolerance {TOLERANCE[device]:.0e})"
         )
-        if self.broken(device):
-            return f"hit-content VIOLATED: {self.worst}; {rests}"
+        first = self.first(device)
+        if first is not None:
+            return f"hit-content VIOLATED: {first.where}; {rests}"
         return f"hit-content HOLDS: {rests}"
 
 
-def compare(found: Content, result: RequestResult, warm: Heard, cold: Heard) -> Content:
-    """``found`` and one request more."""
-    largest, worst = found.largest, found.worst
+def compare(result: RequestResult, warm: Heard, cold: Heard) -> Answer:
+    """One request's two answers, position by position."""
+    largest, where = 0.0, ""
     for at, (cached, plain) in enumerate(zip(warm, cold, strict=True)):
         difference = _difference(cached, plain)
         if difference > largest:
             greedy = max(plain, key=lambda token: plain[token])
             seen = f"{cached[greedy]:.6f}" if greedy in cached else f"not among the {TOP} likeliest"
             largest = difference
-            worst = (
+            where = (
                 f"request {result.id} (hit {result.hit_tokens}), output token {at}: log-probability of the "
                 f"greedy token {greedy}: cold {plain[greedy]:.6f}, from the cache {seen}"
             )
-    return attrs.evolve(
-        found,
-        requests=found.requests + 1,
-        tokens=found.tokens + len(cold),
-        largest=largest,
-        worst=worst,
-    )
+    return Answer(request=result.id, tokens=len(cold), largest=largest, where=where)
 
 
 def _difference(warm: dict[int, float], cold: dict[int, float]) -> float:

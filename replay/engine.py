@@ -39,7 +39,7 @@ class EngineTarget:
     """Runs traces on the engine of the vLLM that ``python`` has.
 
     The engine is started for the first trace of a config and serves the following traces of the same
-    config; another config ends it and starts its own. ``device``: "cpu", or "cuda" with an
+    config; another config, or the first adapter, ends it and starts its own. ``device``: "cpu", or "cuda" with an
     interpreter that has the CUDA build. ``timeout_s`` bounds a start and a run. ``version``: of a vLLM
     that is no package there. ``arguments`` and ``variables`` are further arguments of ``LLM`` and environment variables of the worker.
     """
@@ -82,13 +82,13 @@ class EngineTarget:
             trace=trace, target=self.name, version=self.version, requests=requests, stuck=stuck, fault=fault
         )
 
-    def content(self, trace: Trace, *, overwrite: bool = False) -> Content:
-        """Compare the answers of requests with hits with cold ones. ``overwrite`` seeds the bug that
-        the check must find: noise over the KV cache before each request.
+    def content(self, trace: Trace, *, bug: str = "") -> Content:
+        """Compare the answers of requests with hits with cold ones. ``bug`` seeds one that the check must
+        find: "noise" over the KV cache before each request, or cold runs with "no adapter".
         """
         trace = under(trace, self.version)
         try:
-            return cast("Content", self._serving(trace).call("content", trace.dumps(), overwrite))
+            return cast("Content", self._serving(trace).call("content", trace.dumps(), bug))
         except HarnessFault:
             self.close()
             raise
@@ -96,10 +96,10 @@ class EngineTarget:
     def _serving(self, trace: Trace) -> Worker:
         """The worker whose engine has the trace's config, and adapters if the trace names some."""
         adapters = any(isinstance(op, Submit) and op.identity.lora is not None for op in trace.ops)
-        if self._worker is not None and self._serves == (trace.config, adapters):
+        tiny_model.check(trace, self.device)
+        if self._worker is not None and self._serves in ((trace.config, adapters), (trace.config, True)):
             return self._worker
         self.close()
-        tiny_model.check(trace.config, self.device)
         self._folder = tempfile.TemporaryDirectory(prefix="hitproof-model-")
         place = Path(self._folder.name)
         try:
@@ -109,7 +109,7 @@ class EngineTarget:
                 (json.dumps(trace.config.to_json()), str(place), self.device, adapters, self._arguments),
                 name=f"vLLM {self.version} engine",
                 python=self.python,
-                env=tiny_model.variables(place, {**os.environ, **self._variables}),
+                env=self._variables | tiny_model.variables(place, {**os.environ, **self._variables}),
                 timeout_s=self.timeout_s,
             )
         except BaseException:

@@ -13,19 +13,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from hitproof.model import (
     BadInput,
     CacheConfig,
     Group,
     HarnessFault,
+    Identity,
     ManagerFault,
-    NotModelled,
     RequestResult,
     Trace,
 )
 from hitproof.model.ops import Abort, Drain, Op, Reset, Step, Submit
 from hitproof.replay.content import TOP, Content, Heard, compare
-from hitproof.replay.tiny_model import DTYPE, block_size, model_config
+from hitproof.replay.tiny_model import DTYPE, MOST_ADAPTERS, block_size, model_config
 from hitproof.replay.token_ids import RequestTokens, tokens_of
 
 RETENTION = "prefix_cache_retention_interval"
@@ -33,8 +35,8 @@ RETENTION = "prefix_cache_retention_interval"
 
 RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 
-ADAPTERS = {"enable_lora": True, "max_loras": 8}
-"""Arguments for traces that name LoRA adapters: requests of more than 8 at once would wait for one another."""
+ADAPTERS = {"enable_lora": True, "max_loras": MOST_ADAPTERS}
+"""Arguments for traces that name LoRA adapters: requests of more at once would wait for one another."""
 
 _KINDS = {
     "FullAttentionSpec": "full",
@@ -55,7 +57,7 @@ def handlers(
     engine = Engine(CacheConfig.from_json(json.loads(config)), model, device, further)
     return {
         "run": lambda text: engine.run(Trace.loads(text)),
-        "content": lambda text, overwrite: engine.content(Trace.loads(text), overwrite),
+        "content": lambda text, bug: engine.content(Trace.loads(text), bug),
     }
 
 
@@ -96,8 +98,6 @@ class Engine:
             from vllm.engine.arg_utils import EngineArgs
             from vllm.lora.request import LoRARequest
             from vllm.platforms import current_platform
-
-            from hitproof.replay.tiny_layers import write_adapter
         except Exception as error:
             raise BadInput(
                 f"engine: this interpreter cannot import vLLM: {error}; `hitproof vllm env` makes one that can "
@@ -108,9 +108,9 @@ class Engine:
                 f"--device {device}: this interpreter's vLLM runs on {current_platform.device_type or 'no device here'}; "
                 "give one that runs there with --vllm-python"
             )
-        self._sampling, self._lora_request, self._write_adapter = SamplingParams, LoRARequest, write_adapter
+        self._sampling, self._lora_request = SamplingParams, LoRARequest
         self._adapters: dict[tuple[str, str], Any] = {}
-        self._model, self._width = Path(model), model_config(config)["hidden_size"]
+        self._model = Path(model)
         arguments = engine_arguments(config, model, device, config.semantics) | extra
         if RETENTION not in {field.name for field in dataclasses.fields(EngineArgs)}:
             retention = arguments.pop(RETENTION)
@@ -149,11 +149,17 @@ class Engine:
                 getattr(manager.coordinator, "retention_interval", None),
             ),
             ("watermark blocks", self.config.watermark_blocks, getattr(manager, "watermark_blocks", 0)),
-            ("hash block size", self.config.key_block_size, pool.hash_block_size),
+            *self._keys(pool),
             ("policy", "fcfs", settings.policy),
         ):
             if asked != got:
                 raise BadInput(f"{what}: the engine has {got}; the trace asks for {asked}")
+
+    def _keys(self, pool: Any) -> list[tuple[str, object, object]]:
+        """Without caching there are no keys, and vLLM sets their size otherwise."""
+        if not self.config.enable_prefix_caching:
+            return []
+        return [("hash block size", self.config.key_block_size, pool.hash_block_size)]
 
     def run(self, trace: Trace, overwrite: bool = False) -> tuple[tuple[RequestResult, ...], int | None, str]:
         """The requests' results, the op at which a drain was stuck, and what vLLM raised, if anything."""
@@ -161,9 +167,6 @@ class Engine:
         self._results = {}
         self._heard = {}
         self._tokens = tokens_of(trace)
-        named = {(op.identity.lora, op.identity.lora_path) for op in trace.ops if isinstance(op, Submit)}
-        if len(named - {(None, None)}) > ADAPTERS["max_loras"]:
-            raise NotModelled(f"engine: {len(named)} adapters; it serves {ADAPTERS['max_loras']} at once")
         self._stuck: int | None = None
         fault = ""
         for i, op in enumerate(trace.ops):
@@ -183,28 +186,30 @@ class Engine:
                 break
         return tuple(self._results.values()), self._stuck, fault
 
-    def content(self, trace: Trace, overwrite: bool) -> Content:
+    def content(self, trace: Trace, bug: str) -> Content:
         """Compare each finished request that had a hit with the same request on an empty cache.
 
-        ``overwrite`` is the seeded bug: noise goes over the whole KV cache before every submit.
+        ``bug``: a seeded one, which the check must find (``BUGS``).
         """
         self._logprobs = TOP
         try:
-            results, _, _ = self.run(trace, overwrite)
+            results, _, _ = self.run(trace, overwrite=bug == "noise")
             warm = self._heard
-            found = Content()
-            for op in trace.ops:
-                if not isinstance(op, Submit) or op.request not in {r.id for r in results}:
-                    continue
-                result = next(r for r in results if r.id == op.request)
-                if result.finished and result.hit_tokens:
-                    found = compare(found, result, warm[op.request], self._cold(op))
-            return found
+            submits = {op.request: op for op in trace.ops if isinstance(op, Submit)}
+            return Content(
+                answers=tuple(
+                    compare(result, warm[result.id], self._cold(submits[result.id], bug))
+                    for result in results
+                    if result.finished and result.hit_tokens
+                )
+            )
         finally:
             self._logprobs = None
 
-    def _cold(self, op: Submit) -> Heard:
+    def _cold(self, op: Submit, bug: str) -> Heard:
         """What the engine says to the request alone, with nothing cached."""
+        if bug == "no adapter":
+            op = attrs.evolve(op, identity=Identity(salt=op.identity.salt))
         self._empty()
         self._results, self._heard = {}, {}
         self._add(op, self._tokens[op.request])
@@ -257,9 +262,12 @@ class Engine:
         if name is None or path is None:
             return None
         if (name, path) not in self._adapters:
+            from hitproof.replay.tiny_layers import write_adapter
+
             number = len(self._adapters) + 1
             place = self._model / f"adapter{number}"
-            self._write_adapter(place, f"{name}@{path}", len(self.config.groups), self._width)
+            shape = model_config(self.config)
+            write_adapter(place, f"{name}@{path}", shape["num_hidden_layers"], shape["hidden_size"])
             self._adapters[name, path] = self._lora_request(name, number, str(place))
         return self._adapters[name, path]
 

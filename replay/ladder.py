@@ -15,6 +15,7 @@ import attrs
 from hitproof.model import BadInput, HarnessFault, ModelTarget, RequestResult, Run, Submit, Target, Trace
 from hitproof.properties.registry import property_of
 from hitproof.properties.story import Story
+from hitproof.replay.content import Content
 from hitproof.replay.engine import EngineTarget
 from hitproof.replay.scale import KERNEL_BLOCK, fitting
 
@@ -194,7 +195,7 @@ def replayed(trace: Trace, target: Target, rung: str, property_id: str = "", *, 
     try:
         first = target.run(copy)
         second = next((run for run in (target.run(copy) for _ in range(times - 1)) if run != first), first)
-        checked = target.content(copy) if isinstance(target, EngineTarget) else None
+        content = target.content(copy) if isinstance(target, EngineTarget) else Content()
     except BadInput as error:
         factor = fitting(copy) if rung in ("engine", "server") else 1
         hint = (
@@ -204,8 +205,10 @@ def replayed(trace: Trace, target: Target, rung: str, property_id: str = "", *, 
     except HarnessFault as error:
         return say(target.version, "harness fault", str(error))
     notes = tuple(getattr(target, "notes", ()))
-    if checked is not None and isinstance(target, EngineTarget):
-        notes = (*notes, checked.text(target.device))
+    polluted = None
+    if isinstance(target, EngineTarget):
+        notes = (*notes, content.text(target.device))
+        polluted = content.first(target.device)
     if first != second:
         rows = rows_of(first, second, sees=first.sees)
         reason = _first_difference(trace, rows, "first run", "second run")
@@ -220,22 +223,25 @@ def replayed(trace: Trace, target: Target, rung: str, property_id: str = "", *, 
         return say(
             first.version, "differs", _first_difference(trace, rows, "expected", "observed", first), **more
         )
-    polluted = checked is not None and isinstance(target, EngineTarget) and checked.broken(target.device)
     if not property_id:
-        verdict: Verdict = "content differs" if polluted else "as expected"
-        return say(first.version, verdict, checked.worst if checked and polluted else "", **more)
+        if polluted is not None:
+            return say(first.version, "content differs", polluted.where, **more)
+        return say(first.version, "as expected", **more)
     prop = property_of(property_id)
     here = prop.needs <= Story(first, target.run).sees
     judged = Story(first, target.run) if here else Story(expected, ModelTarget().run)
-    broken = prop.check(judged).finding is not None
+    finding = prop.check(judged).finding
+    broken = finding is not None
     how = "judged here" if here else "judged on the model's run with the same hits"
     more["promise"] = f"{property_id} {'VIOLATED' if broken else 'kept'}, {how}"
-    foretold = broken and property_id == HIT_CONTENT
-    if checked is not None and polluted and not foretold:
-        return say(first.version, "content differs", checked.worst, **more)
-    if checked is not None and checked.requests and foretold and not polluted:
-        reason = "the model finds blocks of other content, but answers from the cache equal cold ones"
-        return say(first.version, "not reproduced", reason, **more)
+    named = finding.request if finding is not None and property_id == HIT_CONTENT else None
+    if polluted is not None and polluted.request != named:
+        return say(first.version, "content differs", polluted.where, **more)
+    if polluted is None and named in {answer.request for answer in content.answers}:
+        reason = (
+            f"the model finds blocks of other content under {named}, but its answer from them is the cold one"
+        )
+        return say(first.version, "content differs", reason, **more)
     if broken:
         return say(first.version, "as expected", **more)
     return say(

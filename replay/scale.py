@@ -11,11 +11,11 @@ from hitproof.model import BadInput, ModelTarget, NotModelled, Op, Run, Submit, 
 from hitproof.model.groups import Group
 
 KERNEL_BLOCK = 32
-"""Attention kernels of vLLM's CPU build take blocks of a multiple of this many tokens
+"""What attention kernels of vLLM's CPU build take in every release: blocks of a multiple of this many tokens
 (``get_supported_kernel_block_sizes`` in ``v1/attention/backends/cpu_attn.py``)."""
 
 CUDA_BLOCK = 16
-"""The same of CUDA's Triton and FlashAttention kernels. From 0.25.0 to 0.29.0 layers with a window begin with
+"""The same of CUDA's Triton and FlashAttention kernels, and of the CPU build to 0.28.0. From 0.25.0 to 0.29.0 layers with a window begin with
 blocks of this size, and keep it where there are no others (``tiny_model.block_size``)."""
 
 

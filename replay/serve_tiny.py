@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
+
 from hitproof.model import BadInput, CacheConfig, HarnessFault
 from hitproof.model.semantics import parse_release
 from hitproof.replay import env, tiny_model
@@ -46,7 +48,8 @@ class TinyServer:
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.version = env.release_of(python)
-        tiny_model.check(config)
+        config = attrs.evolve(config, semantics=self.version)
+        tiny_model.check_config(config)
         self.port = port or _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         if port and not _is_free(port):
@@ -65,13 +68,14 @@ class TinyServer:
         variables["VLLM_SERVER_DEV_MODE"] = "1" if resettable else "0"
         if not by_argument and config.retention is not None:
             variables[RETENTION_VARIABLE] = str(config.retention)
+        given = {**os.environ, **variables}
         self._process = subprocess.Popen(  # noqa: S603
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=tiny_model.variables(Path(self._folder.name), {**os.environ, **variables}),
+            env={**given, **tiny_model.variables(Path(self._folder.name), given)},
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )

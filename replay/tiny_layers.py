@@ -21,7 +21,7 @@ from vllm.model_executor.layers.linear import ReplicatedLinear
 
 SEED = 48435
 RANK = 8
-"""Of adapters: the smallest that vLLM takes."""
+"""Of adapters; ``max_lora_rank`` is 16 unless told."""
 
 SHARPNESS = 2.0
 """Standard deviation of the attention scores of random tokens: from about 2 on, a few tokens decide."""

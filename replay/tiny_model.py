@@ -7,13 +7,14 @@ way: a layer is an attention of vLLM's, so its KV-cache spec is one.
 vLLM collects layers of equal spec and splits the larger collections into groups as large as the
 smallest one, then gives layers with smaller pages larger blocks until all pages are equal
 (``_get_kv_cache_groups_uniform_page_size`` and ``unify_kv_cache_spec_page_size`` in
-``vllm/v1/core/kv_cache_utils.py``). With one layer per group, one kind of which there is a single layer, and
+``vllm/v1/core/kv_cache_utils.py``, in 0.33.0 ``kv_cache_planning.py``). With one layer per group, one kind of which there is a single layer, and
 more key-value heads where blocks are smaller, the groups are the trace's, in its order.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hitproof.model import BadInput, CacheConfig, Group, NotModelled, Trace
+from hitproof.model import BadInput, CacheConfig, Drain, Group, NotModelled, Submit, Trace
 from hitproof.model.groups import cdiv
 from hitproof.model.semantics import parse_release
 from hitproof.replay.scale import CUDA_BLOCK, KERNEL_BLOCK, fitting, scaled
@@ -33,6 +34,12 @@ DTYPE = "float32"
 HEAD = 32
 """Head size: the smallest that vLLM's CPU and Triton attention take."""
 
+MOST_ADAPTERS = 8
+"""LoRA adapters that one engine serves at once."""
+
+OLDEST = (0, 19, 0)
+"""Of the releases whose ``LLM`` takes the arguments that a trace needs."""
+
 KINDS = ("full", "sliding_window", "chunked_local")
 
 _LAYERS = Path(__file__).with_name("tiny_layers.py")
@@ -42,23 +49,55 @@ _PLUGIN = "hitproof_tiny"
 def refusal(trace: Trace) -> str:
     """Why the engine of the trace's release would not take it at its kernels' scale; empty if it would."""
     try:
-        check(scaled(trace, fitting(trace)).config)
+        check(scaled(trace, fitting(trace)))
     except BadInput as error:
         return str(error)
     return ""
 
 
-def check(config: CacheConfig, device: str = "cpu") -> None:
-    """BadInput or NotModelled if the engine of the config's release would refuse it, or form other groups.
+def check(trace: Trace, device: str = "cpu") -> None:
+    """BadInput or NotModelled if the engine of the trace's release would refuse it, or form other groups."""
+    check_config(trace.config, device)
+    flying: set[tuple[str | None, str | None]] = set()
+    named = set()
+    for i, op in enumerate(trace.ops):
+        if isinstance(op, Drain):
+            flying.clear()
+        if isinstance(op, Submit) and op.identity.lora is not None:
+            named.add((op.identity.lora, op.identity.lora_path))
+            flying.add((op.identity.lora, op.identity.lora_path))
+            if len({name for name, _ in flying}) < len(flying):
+                raise BadInput(
+                    f"engine: ops[{i}]: {op.request}: another request with an adapter named {op.identity.lora} from "
+                    "another path may run beside it, and vLLM knows adapters of one batch by their names: drain before"
+                )
+    if len(named) > MOST_ADAPTERS:
+        raise NotModelled(f"engine: {len(named)} adapters; it serves {MOST_ADAPTERS} at once")
+
+
+def check_config(config: CacheConfig, device: str = "cpu") -> None:
+    """The same of a config alone.
 
     From 0.20.1 a pool must hold one request of ``max_model_len``, from 0.29.0 beside the null block
-    (``get_kv_cache_configs`` in ``vllm/v1/core/kv_cache_utils.py``, ``max_admission_blocks_per_request`` of the
-    specs); before, vLLM compares the machine's memory instead.
+    (``get_kv_cache_configs`` in ``vllm/v1/core/kv_cache_utils.py``, in 0.33.0 ``kv_cache_planning.py``;
+    ``max_admission_blocks_per_request`` of the specs); before, vLLM compares the machine's memory instead.
     """
     if config.use_eagle:
         raise NotModelled("engine: no tiny model has a draft model; set use_eagle to false")
-    _check_groups(config.groups)
     release = parse_release(config.semantics)
+    if release < OLDEST:
+        raise NotModelled(f"engine: releases before 0.19.0, such as {config.semantics}, are not driven")
+    unit = math.gcd(*(group.block_size for group in config.groups))
+    if config.enable_prefix_caching and config.key_block_size != unit:
+        raise NotModelled(
+            f"engine: no hash_block_size but {unit}, what vLLM takes for these groups; remove it"
+        )
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise BadInput(
+            f"engine: max_num_batched_tokens {config.max_num_batched_tokens} is less than max_num_seqs "
+            f"{config.max_num_seqs}, which vLLM refuses"
+        )
+    _check_groups(config.groups)
     if _windows_choose(release) and all(group.kind == "sliding_window" for group in config.groups):
         least = KERNEL_BLOCK if device == "cpu" and release >= (0, 29, 0) else CUDA_BLOCK
         if least != min(group.block_size for group in config.groups):
@@ -90,12 +129,12 @@ def write(config: CacheConfig, folder: Path) -> None:
 
 
 def variables(folder: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables with which vLLM finds the model's layers; the rest as ``given``."""
+    """What to set, beside what is ``given``, so that vLLM finds the model's layers."""
     path = given.get("PYTHONPATH")
     found = {"PYTHONPATH": os.pathsep.join([str(folder), *([path] if path else [])])}
     if "VLLM_PLUGINS" in given:
         found["VLLM_PLUGINS"] = f"{given['VLLM_PLUGINS']},{_PLUGIN}"
-    return {**given, **found}
+    return found
 
 
 def block_size(config: CacheConfig, release: str) -> int:

@@ -12,7 +12,6 @@ from hitproof.model import (
     Drain,
     Group,
     ModelTarget,
-    NotModelled,
     Op,
     Trace,
     parse_op,
@@ -153,7 +152,7 @@ CONTENT = (
 
 def assert_contents(engine: EngineTarget, tried: Trace) -> None:
     """Answers with hits equal cold ones, and do not once noise lies over the cache."""
-    kept, broken = engine.content(tried), engine.content(tried, overwrite=True)
+    kept, broken = engine.content(tried), engine.content(tried, bug="noise")
     assert kept.requests == broken.requests >= 2
     assert kept.tokens >= kept.requests
     assert kept.text("cpu").startswith("hit-content HOLDS: ")
@@ -169,7 +168,7 @@ def test_contents_of_hits(engine: EngineTarget) -> None:
 def test_content_violation_names_the_request(engine: EngineTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay on an engine that answers from a polluted cache has its own verdict."""
     content = engine.content
-    monkeypatch.setattr(engine, "content", lambda tried: content(tried, overwrite=True))
+    monkeypatch.setattr(engine, "content", lambda tried: content(tried, bug="noise"))
     found = replayed(trace(TIGHT, *CONTENT), engine, "engine")
     assert (found.verdict, found.exit_code, found.stops) == ("content differs", 1, True)
     assert found.reason.startswith("request ")
@@ -223,13 +222,11 @@ def test_adapters(engine: EngineTarget) -> None:
     adapted = trace(TIGHT, *ADAPTED)
     assert engine.run(adapted).hits == ModelTarget().run(adapted).hits == (0, 64, 0, 0, 0, 64)
     kept = engine.content(adapted)
-    assert (kept.requests, kept.text("cpu").split(":")[0]) == (2, "hit-content HOLDS")
-
-
-def test_more_adapters_than_served_are_refused(engine: EngineTarget) -> None:
-    """Requests with a ninth adapter would wait for the others."""
-    with pytest.raises(NotModelled, match="9 adapters; it serves 8 at once"):
-        engine.run(trace(TIGHT, *(f"submit r{i} S:9 lora=x{i}" for i in range(9)), "drain"))
+    assert (kept.requests, kept.first("cpu")) == (2, None)
+    other = engine.content(adapted, bug="no adapter")
+    assert all(answer.largest > 100 * TOLERANCE["cpu"] for answer in other.answers), (
+        "adapters change no answer"
+    )
 
 
 def test_other_block_size_is_refused(engine: EngineTarget) -> None:
@@ -260,7 +257,7 @@ def test_pool_too_small_is_refused(engine: EngineTarget, monkeypatch: pytest.Mon
         BadInput, match="num_blocks 17 cannot hold one request of max_model_len 300, which needs 18"
     ):
         engine.run(short)
-    monkeypatch.setattr("hitproof.replay.tiny_model.check", lambda config, device: None)
+    monkeypatch.setattr("hitproof.replay.tiny_model.check", lambda trace, device: None)
     with pytest.raises(
         BadInput, match=r"config: the engine refuses it: To serve at least one request .*\(300\)"
     ):

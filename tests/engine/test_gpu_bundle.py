@@ -146,10 +146,15 @@ def test_a_bundle_has_all_but_the_card(monkeypatch, tmp_path):
         tiny_model.write(config, folders[-1])
     arguments = engine_arguments(config, "", "cuda", "0.25.0") | NATIVE
     del arguments[RETENTION]
-    variables = tiny_model.variables(
-        folders[0],
-        {**os.environ, **NATIVE_VARIABLES, "PYTHONPATH": str(tmp_path / "site"), "VLLM_NO_USAGE_STATS": "1"},
-    ) | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    variables = {
+        **os.environ,
+        **NATIVE_VARIABLES,
+        "PYTHONPATH": str(tmp_path / "site"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "TRITON_INTERPRET": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    variables |= tiny_model.variables(folders[0], variables)
     done = subprocess.run(
         [python, "-c", ATTENTION, json.dumps(arguments), *map(str, folders)],
         capture_output=True,

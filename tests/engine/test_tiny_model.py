@@ -79,14 +79,14 @@ def test_block_sizes_by_key_value_heads() -> None:
 def test_refused(groups: tuple[Group, ...], message: str) -> None:
     """Groups that vLLM would not make of any layers are refused with what to change."""
     with pytest.raises(BadInput, match=message):
-        tiny_model.check(CacheConfig(num_blocks=999, groups=groups))
+        tiny_model.check_config(CacheConfig(num_blocks=999, groups=groups))
 
 
 def test_tokens_kept_below_a_window_are_refused() -> None:
     """No layer asks for them."""
     kept = Group(kind="sliding_window", block_size=32, window=64, extra_retained_tokens=32)
     with pytest.raises(NotModelled, match="keeps extra_retained_tokens; remove them"):
-        tiny_model.check(CacheConfig(num_blocks=999, groups=(kept, full())))
+        tiny_model.check_config(CacheConfig(num_blocks=999, groups=(kept, full())))
 
 
 def test_written_files(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_written_files(tmp_path: Path) -> None:
     ("given", "found"),
     [
         ({}, {"PYTHONPATH": "model"}),
-        ({"PYTHONPATH": "mine"}, {"PYTHONPATH": f"model{os.pathsep}mine"}),
+        ({"PYTHONPATH": "mine", "HOME": "/"}, {"PYTHONPATH": f"model{os.pathsep}mine"}),
         ({"VLLM_PLUGINS": "a"}, {"PYTHONPATH": "model", "VLLM_PLUGINS": "a,hitproof_tiny"}),
     ],
 )
@@ -130,10 +130,52 @@ def test_smallest_pool(release: str, least: int) -> None:
             semantics=release,
         )
         if num_blocks == least:
-            tiny_model.check(config)
+            tiny_model.check_config(config)
             continue
         with pytest.raises(BadInput, match=f"max_model_len 300, which needs {least}: raise num_blocks"):
-            tiny_model.check(config)
+            tiny_model.check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"semantics": "0.18.1"}, "releases before 0.19.0, such as 0.18.1, are not driven"),
+        ({"hash_block_size": 16}, "no hash_block_size but 32, what vLLM takes for these groups; remove it"),
+        (
+            {"max_num_batched_tokens": 4, "max_num_seqs": 8},
+            "max_num_batched_tokens 4 is less than max_num_seqs 8",
+        ),
+    ],
+)
+def test_settings_that_an_engine_refuses(settings: dict[str, object], message: str) -> None:
+    """What vLLM, or the way it is driven, does not take is said before an engine starts."""
+    with pytest.raises(BadInput, match=message):
+        tiny_model.check_config(CacheConfig(num_blocks=999, groups=(window(), full()), **settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        (
+            [f"submit r{i} S:9 lora=x{i}" for i in range(9)] + ["submit r S:9"],
+            "9 adapters; it serves 8 at once",
+        ),
+        (
+            ["submit a S:9 lora=x", "step", "submit b S:9 lora=x@y"],
+            r"ops\[2\]: b: another request with an adapter",
+        ),
+        (["submit a S:9 lora=x", "drain", "submit b S:9 lora=x@y", "submit c S:9 lora=z"], ""),
+    ],
+)
+def test_adapters_that_an_engine_takes(ops: list[str], message: str) -> None:
+    """Eight at once; of one name only one at a time, since vLLM would load one of them."""
+    config = CacheConfig(num_blocks=999, groups=(full(),))
+    trace = Trace(config=config, ops=tuple(map(parse_op, [*ops, "drain"])))
+    if not message:
+        tiny_model.check(trace)
+        return
+    with pytest.raises(BadInput, match=message):
+        tiny_model.check(trace)
 
 
 @pytest.mark.parametrize(
@@ -146,14 +188,14 @@ def test_windows_alone_choose_their_blocks(release: str, device: str, size: int)
     config = CacheConfig(
         num_blocks=99, groups=(window(size), window(size, 97)), max_model_len=300, semantics=release
     )
-    tiny_model.check(config, device)
+    tiny_model.check_config(config, device)
     config = attrs.evolve(config, groups=(window(other), window(other, 97)))
     with pytest.raises(
         BadInput, match=f"blocks of {size} tokens in {release}, not of {other}: add a full group"
     ):
-        tiny_model.check(config, device)
+        tiny_model.check_config(config, device)
     for free in ("0.24.0", "0.30.0"):
-        tiny_model.check(attrs.evolve(config, semantics=free), device)
+        tiny_model.check_config(attrs.evolve(config, semantics=free), device)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hitproof.model import (
     parse_op,
     under,
 )
-from hitproof.replay.content import Content
+from hitproof.replay.content import Answer, Content
 from hitproof.replay.engine import EngineTarget
 from hitproof.replay.ladder import RUNGS, TOLERANCES, climb, replayed
 
@@ -149,52 +149,52 @@ def test_promise_is_judged_on_the_target_that_shows_enough():
 
 
 class Answering(EngineTarget):
-    """An engine of 0.28.0 with the model's hits, and answers that are ``largest`` off the cold ones."""
+    """An engine of 0.28.0 with the model's hits, and answers that are so far off the cold ones."""
 
-    def __init__(self, largest, requests=1):
+    def __init__(self, **off):
         super().__init__(Path("none"), version="0.28.0")
-        self.largest, self.requests = largest, requests
+        self.off = off
 
     def run(self, trace):
         """As the model does."""
         ran = ModelTarget().run(under(trace, self.version))
         return Run(trace=ran.trace, target=self.name, version=self.version, requests=ran.requests)
 
-    def content(self, trace, *, overwrite=False):
-        """One request off."""
-        return Content(requests=self.requests, tokens=1, largest=self.largest, worst="request r1 (hit 4)")
+    def content(self, trace, *, bug=""):
+        """What it was made with."""
+        return Content(
+            answers=tuple(
+                Answer(request=r, tokens=1, largest=n, where=f"at {r}") for r, n in self.off.items()
+            )
+        )
 
 
-ADAPTER_AND_SALT = ("submit r0 A:5 out=1 lora=a", "drain", "submit r1 A:5 out=1 salt=a", "drain")
+GHOST = ("submit r0 A:5 out=1 lora=a", "drain", "submit r1 A:5 out=1 salt=a", "drain")
+EQUAL = "the model finds blocks of other content under r1, but its answer from them is the cold one"
 
 
 @pytest.mark.parametrize(
-    ("ops", "property_id", "largest", "requests", "verdict", "reason"),
+    ("ops", "property_id", "off", "verdict", "reason"),
     [
-        (ADAPTER_AND_SALT, "hit-content", 1.0, 1, "as expected", ""),
-        (
-            ADAPTER_AND_SALT,
-            "hit-content",
-            0.0,
-            1,
-            "not reproduced",
-            "but answers from the cache equal cold ones",
-        ),
-        (ADAPTER_AND_SALT, "hit-content", 0.0, 0, "as expected", ""),
-        (ADAPTER_AND_SALT, "resend-hits", 1.0, 1, "content differs", "request r1 (hit 4)"),
-        (ADAPTER_AND_SALT, "", 1.0, 1, "content differs", "request r1 (hit 4)"),
-        (OPS, "hit-content", 1.0, 1, "content differs", "request r1 (hit 4)"),
-        (OPS, "", 0.0, 1, "as expected", ""),
+        (GHOST, "hit-content", {"r1": 1.0}, "as expected", ""),
+        (GHOST, "hit-content", {"r1": 1.0, "r2": 1.0}, "as expected", ""),
+        (GHOST, "hit-content", {}, "as expected", ""),
+        (GHOST, "hit-content", {"r1": 0.0}, "content differs", EQUAL),
+        (GHOST, "hit-content", {"r0": 1.0, "r1": 1.0}, "content differs", "at r0"),
+        (GHOST, "hit-content", {"r1": 0.0, "r2": 1.0}, "content differs", "at r2"),
+        (GHOST, "resend-hits", {"r1": 1.0}, "content differs", "at r1"),
+        (GHOST, "", {"r1": 1.0}, "content differs", "at r1"),
+        (OPS, "hit-content", {"r2": 1.0}, "content differs", "at r2"),
+        (OPS, "", {"r2": 0.0}, "as expected", ""),
     ],
 )
-def test_contents_on_the_engine(ops, property_id, largest, requests, verdict, reason):
-    """Other contents are a finding of their own, but for a counterexample that is about them: there, equal
-    contents are.
+def test_contents_on_the_engine(ops, property_id, off, verdict, reason):
+    """Other contents are a finding of their own, but where the model's finding names that request first; there,
+    equal contents are.
     """
-    found = replayed(trace(*ops), Answering(largest, requests), "engine", property_id)
-    assert found.verdict == verdict
-    assert reason in found.reason
-    assert bool(reason) is bool(found.reason)
+    found = replayed(trace(*ops), Answering(**off), "engine", property_id)
+    assert (found.verdict, found.reason) == (verdict, reason)
+    assert found.stops is (verdict == "content differs")
 
 
 def test_hit_that_a_rung_cannot_show_is_not_compared():
