@@ -4,8 +4,10 @@
 
 For each of a few group layouts, N random traces (``hitproof.fuzz.random_traces``) with long prompts:
 the hits of all requests against the model's, the largest difference of their answers from cold ones, and
-the same with noise over the cache before each submit, smallest and largest over the traces. Exit code 1 if
-a hit or an answer differs, or noise never shows. Ctrl-C keeps the layouts done.
+the same with noise over the cache before each submit, smallest and largest over the traces. Ghosts are
+traces in which the model finds blocks of other content (an adapter's, to 0.30): there, the answer of the
+request that it names must be the first that is wrong. Exit code 1 if a hit or an answer is wrong, or noise
+never shows. Ctrl-C keeps the layouts done.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from rich.table import Table
 
 from hitproof.fuzz.random_traces import random_trace_on
 from hitproof.model import BadInput, CacheConfig, Group, ModelTarget, under
+from hitproof.properties.safety import hit_content
+from hitproof.properties.story import Story
 from hitproof.replay import env
 from hitproof.replay.content import TOLERANCE
 from hitproof.replay.engine import EngineTarget
@@ -45,7 +49,7 @@ LAYOUTS = (
     (Group(kind="chunked_local", block_size=64, chunk=128), Group(kind="full", block_size=64), FULL),
 )
 WIDTH = 140
-COUNTS = ("traces", "refused", "requests", "preemptions", "differ", "with hits", "tokens")
+COUNTS = ("traces", "refused", "requests", "preemptions", "differ", "with hits", "tokens", "ghosts", "wrong")
 
 
 def measure(groups: Sequence[Group], seeds: Sequence[int], engine: EngineTarget, tick: Any) -> dict[str, Any]:
@@ -77,7 +81,14 @@ def measure(groups: Sequence[Group], seeds: Sequence[int], engine: EngineTarget,
         found["differ"] += sum(not row.same for row in rows)
         found["with hits"] += kept.requests
         found["tokens"] += kept.tokens
-        found["cold"] = max(found["cold"], kept.largest)
+        ghost = hit_content(Story(expected, ModelTarget().run)).finding
+        first = kept.first("cpu")
+        if ghost is None:
+            found["wrong"] += first is not None
+            found["cold"] = max(found["cold"], kept.largest)
+        elif ghost.request in {answer.request for answer in kept.answers}:
+            found["ghosts"] += 1
+            found["wrong"] += first is None or first.request != ghost.request
         found["noise"] += [broken.largest] if broken.requests else []
     return found
 
