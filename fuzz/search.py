@@ -116,9 +116,11 @@ def _machine(work: Slice, run: Callable[[Trace], Run], judge: Callable[[Story], 
 
 def random_trace_in(wide: Range, seed: int) -> Trace | None:
     """The random trace of a seed with the range's retention, and without EAGLE if it has none; None
-    if the release refuses its config then.
+    if the release refuses its config then, or if it has a window of one token, which never hits.
     """
     trace = random_trace(seed, wide.semantics)
+    if any(group.window == 1 for group in trace.config.groups):
+        return None
     changes: dict[str, Any] = {} if wide.eagle else {"use_eagle": False}
     if wide.retention != "any":
         word = wide.retention

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hitproof.fuzz.draw import Range, configs
+from hitproof.fuzz.random_traces import random_trace
 from hitproof.fuzz.search import random_trace_in
 
 
@@ -23,9 +24,10 @@ def test_every_config_has_the_retention_of_its_range(word, interval):
 @settings(max_examples=60, database=None)
 @given(st.integers(0, 10_000))
 def test_random_traces_keep_to_the_range(seed):
-    """Retention as named, no EAGLE where there is none; a refused config is no trace."""
+    """Retention as named, no EAGLE where there is none; a refused config, or a window of one token, is no trace."""
     trace = random_trace_in(Range(semantics="0.32.0", retention="0", eagle=False), seed)
-    assert trace is not None
-    assert (trace.config.retention, trace.config.use_eagle) == (0, False)
+    wide = random_trace(seed, "0.32.0")
+    assert (trace is None) is any(group.window == 1 for group in wide.config.groups)
+    assert trace is None or (trace.config.retention, trace.config.use_eagle) == (0, False)
     odd = random_trace_in(Range(semantics="0.32.0", retention="7919"), seed)
     assert odd is None or odd.config.retention == 7919
