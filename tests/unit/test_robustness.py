@@ -258,7 +258,7 @@ def hunting(tmp_path):
     """A hunt in a session of its own, without any real vLLM, that finds within seconds."""
     words = ("--semantics", "0.25.0", "--property", "hit-survives-fit", "--property", "pool-conserved")
     (tmp_path / "cache").touch()
-    clean = {**os.environ, "HITPROOF_CACHE": str(tmp_path / "cache")}
+    clean = {**os.environ, "HITPROOF_CACHE": str(tmp_path / "cache"), "PYTHONFAULTHANDLER": "1"}
     with subprocess.Popen(
         [HITPROOF, "hunt", *words, "--budget", "10m", "--workers", "2", "--out", tmp_path / "found"],
         start_new_session=True,
@@ -282,7 +282,11 @@ def test_interrupted_hunt_keeps_its_finds(hunting, tmp_path, when):
     if when == "searching":
         next(line for line in hunting.stdout if line.startswith("stored in "))
     os.killpg(hunting.pid, signal.SIGINT)
-    out, err = hunting.communicate(timeout=30)
+    try:
+        out, err = hunting.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        hunting.send_signal(signal.SIGABRT)
+        pytest.fail("not ended by Ctrl-C; where each thread is:\n" + hunting.communicate()[1])
     assert hunting.returncode == 130
     assert "Traceback" not in err
     assert err.endswith("interrupted: what was found before is kept\n")
