@@ -360,7 +360,7 @@ def shrink(
     finding: Finding,
     most_runs: int = 10_000,
     real: Real | None = None,
-    only: Only | None = None,
+    only: Only = Only(),
 ) -> Reduced:
     """The smallest trace of the same kind: same property and cause, known or new as before, hybrid
     if it was, and still one of ``only``. On the model, or on ``real``.
@@ -376,7 +376,7 @@ def shrink(
         seen = prop.check(Story(run(candidate), run)).finding
         if seen is None or seen.cause != finding.cause or known_for(seen, candidate) is not known:
             return False
-        return only is None or only.accepts(candidate, prop.id)
+        return only.accepts(candidate, prop.id)
 
     return reduce(trace, fails, most_runs)
 

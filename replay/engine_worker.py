@@ -189,7 +189,7 @@ class Engine:
     def content(self, trace: Trace, bug: str) -> Content:
         """Compare each finished request that had a hit with the same request on an empty cache.
 
-        ``bug``: a seeded one, which the check must find (``BUGS``).
+        ``bug``: a seeded one, which the check must find (``EngineTarget.content``).
         """
         self._logprobs = TOP
         try:

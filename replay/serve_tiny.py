@@ -58,7 +58,6 @@ class TinyServer:
         self._folder = tempfile.TemporaryDirectory(prefix="hitproof-model-")
         tiny_model.write(config, Path(self._folder.name))
         command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
-        by_argument = parse_release(self.version) >= RETENTION_ARGUMENT_SINCE
         command += ["--port", str(self.port), *flags(config, self._folder.name, self.version)]
         if details:
             command.append("--enable-prompt-tokens-details")
@@ -66,7 +65,7 @@ class TinyServer:
             k: v for k, v in environment(self.version).items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"
         }
         variables["VLLM_SERVER_DEV_MODE"] = "1" if resettable else "0"
-        if not by_argument and config.retention is not None:
+        if not _retention_is_argument(self.version) and config.retention is not None:
             variables[RETENTION_VARIABLE] = str(config.retention)
         given = {**os.environ, **variables}
         self._process = subprocess.Popen(  # noqa: S603
@@ -138,6 +137,10 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def _retention_is_argument(release: str) -> bool:
+    return parse_release(release) >= RETENTION_ARGUMENT_SINCE
+
+
 def flags(config: CacheConfig, model: str, release: str) -> list[str]:
     """The engine's arguments as that release's API server takes them."""
     out: list[str] = []
@@ -145,7 +148,7 @@ def flags(config: CacheConfig, model: str, release: str) -> list[str]:
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             out.append(f"--{flag}" if value else f"--no-{flag}")
-        elif name != RETENTION or parse_release(release) >= RETENTION_ARGUMENT_SINCE:
+        elif name != RETENTION or _retention_is_argument(release):
             out += [f"--{flag}", str(value)]
     return out
 

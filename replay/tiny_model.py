@@ -64,8 +64,9 @@ def check(trace: Trace, device: str = "cpu") -> None:
         if isinstance(op, Drain):
             flying.clear()
         if isinstance(op, Submit) and op.identity.lora is not None:
-            named.add((op.identity.lora, op.identity.lora_path))
-            flying.add((op.identity.lora, op.identity.lora_path))
+            adapter = (op.identity.lora, op.identity.lora_path)
+            named.add(adapter)
+            flying.add(adapter)
             if len({name for name, _ in flying}) < len(flying):
                 raise BadInput(
                     f"engine: ops[{i}]: {op.request}: another request with an adapter named {op.identity.lora} from "
